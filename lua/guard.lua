@@ -1,0 +1,67 @@
+--[[
+guard.lua: what every script checks before it does anything; put in front of each of them.
+
+guard(server, epoch) reads `meta` and `stock` of the segment. It returns a refusal, which the
+script replies as it is, or nil and the segment. The refusals, the first that applies:
+  {'not_warmed', '0', '0'}                   neither `stock` nor `meta` is there
+  {'frozen', epoch, revision, 'missing'}     one of the two is there without the other
+  {'frozen', epoch, revision, 'server'}      written under another server identity
+  {'frozen', epoch, revision, <reason>}      the flag is set; `rebuilding` while a rebuild runs
+  {'frozen', epoch, revision, 'epoch'}       another epoch than the caller's (epoch false: any)
+  {'frozen', epoch, revision, 'corrupt'}     the stock is not a whole number >= 0
+
+Invariant: it writes nothing.
+]]
+local STOCK, BUYERS, RESERVATIONS, RELEASED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local UNACKED, META, TRANSFERS = KEYS[5], KEYS[6], KEYS[7]
+
+local function guard(server, epoch)
+  local meta = redis.call('HMGET', META, 'epoch', 'server', 'revision', 'frozen', 'total', 'expire_time')
+  local stock = redis.call('GET', STOCK)
+  if not stock and not meta[1] then
+    return {'not_warmed', '0', '0'}
+  end
+  local reason
+  local units = tonumber(stock)
+  if not meta[1] then
+    reason = 'missing'
+  elseif meta[2] ~= server then
+    reason = 'server'
+  elseif meta[4] then
+    reason = meta[4]
+  elseif not stock then
+    reason = 'missing'
+  elseif epoch and meta[1] ~= epoch then
+    reason = 'epoch'
+  elseif not units or units < 0 or units % 1 ~= 0 then
+    reason = 'corrupt'
+  end
+  if reason then
+    return {'frozen', meta[1] or '0', meta[3] or '0', reason}
+  end
+  return nil, {epoch = meta[1], revision = meta[3], stock = units, total = meta[5], expire_time = meta[6]}
+end
+
+-- The member of `buyers` and field of `reservations` that stands for one slot of a buyer.
+local function member_of(buyer, slot, max_orders)
+  if max_orders == 1 then
+    return buyer
+  end
+  return buyer .. '#' .. slot
+end
+
+-- Whether a record, 'reservation_id quantity order_no time expire_time', is of this reservation.
+local function names(record, reservation_id)
+  return string.sub(record, 1, #reservation_id + 1) == reservation_id .. ' '
+end
+
+-- The lowest slot in which a buyer holds this reservation, and its record; or nil.
+local function find_slot(buyer, reservation_id, max_orders)
+  for slot = 1, max_orders do
+    local record = redis.call('HGET', RESERVATIONS, member_of(buyer, slot, max_orders))
+    if record and names(record, reservation_id) then
+      return slot, record
+    end
+  end
+  return nil
+end

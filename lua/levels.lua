@@ -1,0 +1,19 @@
+--[[
+levels.lua: read the figures of one segment.
+
+KEYS    the segment
+ARGV[1] server
+
+Replies a refusal of guard.lua, or
+  {'ok', epoch, revision, stock, total, reservations, unacked}   total is the offer's, of all segments
+
+Invariant: it writes nothing.
+]]
+local refusal, segment = guard(ARGV[1], false)
+if refusal then
+  return refusal
+end
+return {
+  'ok', segment.epoch, segment.revision, segment.stock, tonumber(segment.total),
+  redis.call('HLEN', RESERVATIONS), redis.call('ZCARD', UNACKED),
+}

@@ -1,0 +1,5 @@
+//! Seckill.
+pub mod database;
+pub mod domain;
+pub mod engine;
+pub mod entity;
