@@ -319,3 +319,204 @@ pub enum ConfirmOutcome {
     WrongOwner,
     NotOrderedYet,
 }
+
+/// A request to take units, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReserveRequest {
+    pub offer: OfferKey,
+    pub buyer: BuyerId,
+    /// At least 1, at most [`MAX_QUANTITY`].
+    pub quantity: u32,
+    pub request_id: Option<RequestId>,
+    /// The client library says that it sends this call again.
+    pub is_repeat: bool,
+}
+
+/// A request to give a reservation back, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReleaseRequest {
+    pub offer: OfferKey,
+    pub buyer: BuyerId,
+    pub reservation_id: ReservationId,
+    /// For the records; may be empty.
+    pub reason: String,
+}
+
+/// A request to make a reservation final, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfirmRequest {
+    pub offer: OfferKey,
+    pub buyer: BuyerId,
+    pub reservation_id: ReservationId,
+}
+
+/// How a reservation is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReservationQuery {
+    ById(ReservationId),
+    ByRequest { offer: OfferKey, buyer: BuyerId, request_id: RequestId },
+}
+
+/// Why SQL refused a reservation that the engine had taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusedBecause {
+    Duplicate,
+    SoldOut,
+}
+
+/// What a new activity is made of, checked, defaults filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActivitySpec {
+    pub activity_id: ActivityId,
+    pub title: String,
+    pub start_time: TimeMs,
+    pub end_time: TimeMs,
+    /// Whole seconds.
+    pub retention: Duration,
+    /// Distinct, at least one, in the order of their `sku_id`.
+    pub offers: Vec<OfferSpec>,
+}
+
+/// What a new offer is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferSpec {
+    pub sku_id: SkuId,
+    pub title: String,
+    pub price_minor: i64,
+    pub currency: String,
+    pub total: u64,
+    pub max_orders: u32,
+    pub max_quantity: u32,
+    /// Whole seconds; `None` when reservations do not expire.
+    pub hold: Option<Duration>,
+    pub segments: u32,
+}
+
+/// An activity as SQL has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActivityView {
+    pub activity_id: String,
+    pub title: String,
+    pub state: ActivityState,
+    pub start_time: TimeMs,
+    pub end_time: TimeMs,
+    pub retention: Duration,
+    pub version: i64,
+    pub create_time: TimeMs,
+    pub update_time: TimeMs,
+    /// By `sku_id`; empty in lists.
+    pub offers: Vec<OfferView>,
+}
+
+/// An offer as SQL has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferView {
+    pub sku_id: String,
+    pub title: String,
+    pub price_minor: i64,
+    pub currency: String,
+    pub total: i64,
+    pub reserved: i64,
+    pub sold: i64,
+    pub max_orders: i32,
+    pub max_quantity: i32,
+    pub hold: Option<Duration>,
+    pub segments: i32,
+    pub epoch: i64,
+    pub warm_time: Option<TimeMs>,
+}
+
+/// What the engine has of one offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StockView {
+    pub sku_id: String,
+    pub total: u64,
+    pub remaining: u64,
+    /// Units in reservations.
+    pub reserved: u64,
+    /// Reservations, not units.
+    pub unacked: u64,
+    pub epoch: u64,
+    pub revision: u64,
+    /// Why the offer sells nothing now, in one word.
+    pub frozen: Option<String>,
+}
+
+/// What a warm-up came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WarmUpReport {
+    pub activity: ActivityView,
+    /// By `sku_id`.
+    pub stocks: Vec<StockView>,
+    pub already_warm: bool,
+}
+
+/// Which activities to list, newest start first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActivityListQuery {
+    pub page_size: u32,
+    /// Opaque; empty for the first page.
+    pub page_token: String,
+    pub state: Option<ActivityState>,
+}
+
+/// How much work is on its way; a figure is `None` while its store is away.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PipelineStatus {
+    pub unacked: Option<u64>,
+    pub outbox_due: Option<i64>,
+    pub outbox_pending: Option<i64>,
+    pub outbox_releasing: Option<i64>,
+    pub outbox_dead: Option<i64>,
+    /// Orders that are not cancelled.
+    pub orders: Option<i64>,
+    pub oldest_pending_age: Option<Duration>,
+    pub engine_kind: &'static str,
+    pub engine_healthy: bool,
+    pub database_kind: &'static str,
+    pub database_healthy: bool,
+    /// By `sku_id`, when one activity was asked for.
+    pub offers: Vec<OfferPipeline>,
+}
+
+/// The pipeline of one offer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OfferPipeline {
+    pub sku_id: String,
+    pub total: i64,
+    pub remaining: Option<u64>,
+    pub reserved_sql: i64,
+    pub sold: i64,
+    pub unacked: Option<u64>,
+    pub pending: i64,
+    pub releasing: i64,
+    pub dead: i64,
+    pub orders_live: i64,
+    pub epoch: i64,
+    pub frozen: bool,
+}
+
+/// Which offers to watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchRequest {
+    pub activity_id: ActivityId,
+    /// Distinct; empty means all.
+    pub sku_ids: Vec<SkuId>,
+    pub min_interval: Duration,
+}
+
+/// The stock of one offer at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StockUpdate {
+    pub activity_id: ActivityId,
+    pub sku_id: SkuId,
+    pub total: u64,
+    pub remaining: u64,
+    pub reserved: u64,
+    pub state: ActivityState,
+    pub epoch: u64,
+    pub revision: u64,
+    pub snapshot: bool,
+    pub heartbeat: bool,
+    pub observe_time: TimeMs,
+}

@@ -1,6 +1,9 @@
 //! One typed call per script.
 
-use super::Script;
+use std::sync::Arc;
+
+use super::{Call, Engine, EngineError, Script, Value};
+use crate::domain::{BuyerId, OrderNo, ReservationId, TimeMs};
 
 macro_rules! script {
     ($($(#[$doc:meta])* $const:ident = $file:literal;)*) => {
@@ -30,4 +33,521 @@ script! {
     REBUILD_LOAD = "rebuild_load";
     REBUILD_END = "rebuild_end";
     PING = "ping";
+}
+
+/// Under which epoch, and after which change, a segment was seen; both only rise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Stamp {
+    pub epoch: u64,
+    pub revision: u64,
+}
+
+/// Why a script did nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// Neither stock nor meta is there.
+    NotWarmed,
+    /// The segment must be rebuilt, or is being rebuilt, before it sells on.
+    Frozen { stamp: Stamp, reason: String },
+}
+
+/// What a script came to, unless it refused.
+pub type Answer<T> = Result<T, Refusal>;
+
+/// One request to take units.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Take {
+    pub buyer: BuyerId,
+    pub reservation_id: ReservationId,
+    pub quantity: u32,
+    pub order_no: OrderNo,
+}
+
+/// A reservation as the engine stores it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub reservation_id: ReservationId,
+    pub quantity: u32,
+    pub order_no: OrderNo,
+    pub reserve_time: TimeMs,
+    /// Known once SQL holds the reservation; `None` before that, and when it never expires.
+    pub expire_time: Option<TimeMs>,
+}
+
+/// What `reserve` answers to one request, in order of precedence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Taken {
+    Replayed { slot: u32, record: Record, unacked: bool },
+    Released,
+    Duplicate { slot: u32, record: Record },
+    SoldOut,
+    Insufficient { stock: u64 },
+    Taken { slot: u32 },
+}
+
+/// The answers of one `reserve` call, in the order of its requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    pub stamp: Stamp,
+    pub stock: u64,
+    pub answers: Vec<Taken>,
+}
+
+/// What `release` came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GivenBack {
+    /// The engine can't say now; the row stays due.
+    Retry { reason: String },
+    /// It was not there; the id is marked.
+    NotReserved { stamp: Stamp, stock: u64 },
+    Released { stamp: Stamp, stock: u64 },
+}
+
+/// What `find` knows of a reservation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    Held { slot: u32, record: Record, unacked: bool },
+    Released,
+    NotReserved,
+}
+
+/// An entry of `unacked`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unacked {
+    pub buyer: BuyerId,
+    pub slot: u32,
+    pub record: Record,
+}
+
+/// The figures of one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Levels {
+    pub stamp: Stamp,
+    pub stock: u64,
+    pub total: u64,
+    pub reservations: u64,
+    pub unacked: u64,
+}
+
+/// What `warmup` came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WarmedUp {
+    Written,
+    Already,
+    Mismatch { what: String, found: String, asked: String },
+}
+
+/// Whether a step of a rebuild was applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RebuildStep {
+    Applied,
+    /// The engine is at this epoch, or no rebuild is under way.
+    Refused { epoch: u64 },
+}
+
+/// The scripts of one segment as typed calls.
+#[derive(Debug, Clone)]
+pub struct SegmentScripts {
+    engine: Arc<dyn Engine>,
+    keys: Arc<[String]>,
+    max_orders: u32,
+}
+
+impl SegmentScripts {
+    /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
+    #[must_use]
+    pub fn new(engine: Arc<dyn Engine>, keys: Arc<[String]>, max_orders: u32) -> Self {
+        Self { engine, keys, max_orders }
+    }
+
+    async fn eval(&self, script: Script, args: Vec<Vec<u8>>) -> Result<Reply, EngineError> {
+        let value = self.engine.eval(Call { script, keys: self.keys.clone(), args }).await?;
+        Reply::new(script, value)
+    }
+
+    /// Takes units for up to 64 requests in one atomic step.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; after `Unknown` any of the requests may hold units.
+    pub async fn reserve(
+        &self,
+        epoch: u64,
+        now: TimeMs,
+        takes: impl ExactSizeIterator<Item = &Take>,
+    ) -> Result<Answer<Reserved>, EngineError> {
+        let mut args = Vec::with_capacity(3 + 4 * takes.len());
+        args.extend([text(epoch), text(self.max_orders), text(now.0)]);
+        for take in takes {
+            args.push(bytes(take.buyer.as_str()));
+            args.push(bytes(take.reservation_id.as_str()));
+            args.push(text(take.quantity));
+            args.push(bytes(take.order_no.as_str()));
+        }
+        let mut reply = self.eval(RESERVE, args).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let stock = reply.number()?;
+        let mut answers = Vec::new();
+        while let Some(mut answer) = reply.nested()? {
+            answers.push(match answer.word()?.as_str() {
+                "replayed" => Taken::Replayed {
+                    slot: answer.number()?,
+                    record: answer.record()?,
+                    unacked: answer.number::<u32>()? == 1,
+                },
+                "released" => Taken::Released,
+                "duplicate" => {
+                    Taken::Duplicate { slot: answer.number()?, record: answer.record()? }
+                }
+                "sold_out" => Taken::SoldOut,
+                "insufficient" => Taken::Insufficient { stock: answer.number()? },
+                "taken" => Taken::Taken { slot: answer.number()? },
+                other => return Err(answer.unexpected(other)),
+            });
+        }
+        Ok(Ok(Reserved { stamp, stock, answers }))
+    }
+
+    /// Gives one reservation back; SQL must hold its row as releasing, released or refused.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn release(
+        &self,
+        row_epoch: u64,
+        reservation_id: &ReservationId,
+        buyer: &BuyerId,
+    ) -> Result<GivenBack, EngineError> {
+        let args = vec![
+            text(row_epoch),
+            bytes(reservation_id.as_str()),
+            bytes(buyer.as_str()),
+            text(self.max_orders),
+        ];
+        let mut reply = self.eval(RELEASE, args).await?;
+        let status = reply.word()?;
+        let stamp = reply.stamp()?;
+        Ok(match status.as_str() {
+            "retry" => GivenBack::Retry { reason: reply.word()? },
+            "not_reserved" => GivenBack::NotReserved { stamp, stock: reply.number()? },
+            "released" => GivenBack::Released { stamp, stock: reply.number()? },
+            other => return Err(reply.unexpected(other)),
+        })
+    }
+
+    /// Takes reservations that SQL holds off `unacked`: (buyer, slot, order number, expiry).
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn acknowledge(
+        &self,
+        epoch: u64,
+        written: impl Iterator<Item = (&BuyerId, u32, &OrderNo, Option<TimeMs>)>,
+    ) -> Result<Answer<()>, EngineError> {
+        let mut args = vec![text(epoch)];
+        for (buyer, slot, order_no, expire_time) in written {
+            args.push(bytes(&self.member(buyer, slot)));
+            args.push(bytes(order_no.as_str()));
+            args.push(text(expire_time.map_or(0, |time| time.0)));
+        }
+        Ok(self.eval(ACKNOWLEDGE, args).await?.head()?.map(|_| ()))
+    }
+
+    /// Reads up to `limit` reservations taken before `before` that nobody acknowledged, and the
+    /// epoch under which all of them were taken.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn unacked(
+        &self,
+        before: TimeMs,
+        limit: u32,
+    ) -> Result<Answer<(u64, Vec<Unacked>)>, EngineError> {
+        let mut reply = self.eval(UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut entries = Vec::new();
+        while !reply.is_empty() {
+            let member = reply.word()?;
+            let record = reply.record()?;
+            let (buyer, slot) = self
+                .split_member(&member)
+                .ok_or_else(|| reply.unexpected(&format!("member {member}")))?;
+            entries.push(Unacked { buyer, slot, record });
+        }
+        Ok(Ok((stamp.epoch, entries)))
+    }
+
+    /// What the engine knows of one reservation.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn find(
+        &self,
+        reservation_id: &ReservationId,
+        buyer: &BuyerId,
+    ) -> Result<Answer<(Stamp, Found)>, EngineError> {
+        let args =
+            vec![bytes(reservation_id.as_str()), bytes(buyer.as_str()), text(self.max_orders)];
+        let mut reply = self.eval(FIND, args).await?;
+        if let Some(refusal) = reply.refusal()? {
+            return Ok(Err(refusal));
+        }
+        let status = reply.word()?;
+        let stamp = reply.stamp()?;
+        let found = match status.as_str() {
+            "held" => Found::Held {
+                slot: reply.number()?,
+                record: reply.record()?,
+                unacked: reply.number::<u32>()? == 1,
+            },
+            "released" => Found::Released,
+            "not_reserved" => Found::NotReserved,
+            other => return Err(reply.unexpected(other)),
+        };
+        Ok(Ok((stamp, found)))
+    }
+
+    /// Reads the figures.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn levels(&self) -> Result<Answer<Levels>, EngineError> {
+        let mut reply = self.eval(LEVELS, Vec::new()).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        Ok(Ok(Levels {
+            stamp,
+            stock: reply.number()?,
+            total: reply.number()?,
+            reservations: reply.number()?,
+            unacked: reply.number()?,
+        }))
+    }
+
+    /// Stops the sale until a rebuild, if the engine is still at this epoch.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn freeze(&self, epoch: u64, reason: &str) -> Result<(), EngineError> {
+        self.eval(FREEZE, vec![text(epoch), bytes(reason)]).await.map(|_| ())
+    }
+
+    /// Puts the segment on sale for the first time.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn warmup(
+        &self,
+        epoch: u64,
+        units: u64,
+        total: u64,
+        expire_time: TimeMs,
+    ) -> Result<WarmedUp, EngineError> {
+        let args = vec![text(epoch), text(units), text(total), text(expire_time.0)];
+        let mut reply = self.eval(WARMUP, args).await?;
+        Ok(match reply.word()?.as_str() {
+            "written" => WarmedUp::Written,
+            "already" => WarmedUp::Already,
+            "mismatch" => WarmedUp::Mismatch {
+                what: reply.word()?,
+                found: reply.word()?,
+                asked: reply.word()?,
+            },
+            other => return Err(reply.unexpected(other)),
+        })
+    }
+
+    /// Empties the segment, to be loaded under a higher epoch.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is refused: start anew under a higher epoch.
+    pub async fn rebuild_begin(
+        &self,
+        epoch: u64,
+        total: u64,
+        expire_time: TimeMs,
+    ) -> Result<RebuildStep, EngineError> {
+        let args = vec![text(epoch), text(total), text(expire_time.0)];
+        self.eval(REBUILD_BEGIN, args).await?.step("begun")
+    }
+
+    /// Loads chunk number `chunk`, from 1: reservations by buyer and slot, and ids to mark.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn rebuild_load(
+        &self,
+        epoch: u64,
+        chunk: u64,
+        held: &[(BuyerId, u32, Record)],
+        marks: &[ReservationId],
+    ) -> Result<RebuildStep, EngineError> {
+        let mut args = Vec::with_capacity(3 + 2 * held.len() + marks.len());
+        args.extend([text(epoch), text(chunk), text(held.len())]);
+        for (buyer, slot, record) in held {
+            args.push(bytes(&self.member(buyer, *slot)));
+            args.push(bytes(&record.to_string()));
+        }
+        args.extend(marks.iter().map(|id| bytes(id.as_str())));
+        self.eval(REBUILD_LOAD, args).await?.step("loaded")
+    }
+
+    /// Puts the segment back on sale with `stock` units left, after `chunks` chunks.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn rebuild_end(
+        &self,
+        epoch: u64,
+        chunks: u64,
+        stock: u64,
+    ) -> Result<RebuildStep, EngineError> {
+        self.eval(REBUILD_END, vec![text(epoch), text(chunks), text(stock)]).await?.step("ended")
+    }
+
+    /// The member that stands for one slot of a buyer; as `member_of` in guard.lua.
+    fn member(&self, buyer: &BuyerId, slot: u32) -> String {
+        if self.max_orders == 1 { buyer.to_string() } else { format!("{buyer}#{slot}") }
+    }
+
+    fn split_member(&self, member: &str) -> Option<(BuyerId, u32)> {
+        if self.max_orders == 1 {
+            return Some((BuyerId::new(member).ok()?, 1));
+        }
+        let (buyer, slot) = member.rsplit_once('#')?;
+        Some((BuyerId::new(buyer).ok()?, slot.parse().ok()?))
+    }
+}
+
+impl std::fmt::Display for Record {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Record { reservation_id, quantity, order_no, reserve_time, expire_time } = self;
+        let expire_time = expire_time.map_or(0, |time| time.0);
+        write!(f, "{reservation_id} {quantity} {order_no} {} {expire_time}", reserve_time.0)
+    }
+}
+
+impl std::str::FromStr for Record {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut words = text.split(' ');
+        let mut word = || words.next().ok_or(());
+        let record = Record {
+            reservation_id: ReservationId::new(word()?).map_err(|_| ())?,
+            quantity: word()?.parse().map_err(|_| ())?,
+            order_no: OrderNo::new(word()?).map_err(|_| ())?,
+            reserve_time: TimeMs(word()?.parse().map_err(|_| ())?),
+            expire_time: match word()? {
+                "0" => None,
+                time => Some(TimeMs(time.parse().map_err(|_| ())?)),
+            },
+        };
+        if words.next().is_some() { Err(()) } else { Ok(record) }
+    }
+}
+
+fn text(number: impl ToString) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    text.as_bytes().to_vec()
+}
+
+/// Reads a reply from front to back; whatever does not fit is a fault of ours.
+struct Reply {
+    script: Script,
+    values: std::collections::VecDeque<Value>,
+}
+
+impl Reply {
+    fn new(script: Script, value: Value) -> Result<Self, EngineError> {
+        match value {
+            Value::Array(values) => Ok(Self { script, values: values.into() }),
+            Value::Nil | Value::Int(_) | Value::Bulk(_) => Err(EngineError::Script(format!(
+                "{}.lua replied {value:?} where an array belongs",
+                script.name
+            ))),
+        }
+    }
+
+    fn unexpected(&self, what: &str) -> EngineError {
+        EngineError::Script(format!("{}.lua replied an unexpected {what}", self.script.name))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    fn word(&mut self) -> Result<String, EngineError> {
+        match self.values.pop_front() {
+            Some(Value::Bulk(bytes)) => {
+                String::from_utf8(bytes).map_err(|_| self.unexpected("text that is not UTF-8"))
+            }
+            Some(Value::Int(number)) => Ok(number.to_string()),
+            Some(Value::Nil | Value::Array(_)) | None => Err(self.unexpected("end or nested array")),
+        }
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Result<T, EngineError> {
+        let word = self.word()?;
+        word.parse().map_err(|_| self.unexpected(&format!("number {word}")))
+    }
+
+    fn record(&mut self) -> Result<Record, EngineError> {
+        let word = self.word()?;
+        word.parse().map_err(|()| self.unexpected(&format!("record {word}")))
+    }
+
+    fn nested(&mut self) -> Result<Option<Reply>, EngineError> {
+        match self.values.pop_front() {
+            None => Ok(None),
+            Some(value) => Reply::new(self.script, value).map(Some),
+        }
+    }
+
+    fn stamp(&mut self) -> Result<Stamp, EngineError> {
+        Ok(Stamp { epoch: self.number()?, revision: self.number()? })
+    }
+
+    /// A refusal of guard.lua, if that is what it is; otherwise nothing is read.
+    fn refusal(&mut self) -> Result<Option<Refusal>, EngineError> {
+        match self.values.front() {
+            Some(Value::Bulk(word)) if word == b"not_warmed" => Ok(Some(Refusal::NotWarmed)),
+            Some(Value::Bulk(word)) if word == b"frozen" => {
+                self.word()?;
+                let stamp = self.stamp()?;
+                Ok(Some(Refusal::Frozen { stamp, reason: self.word()? }))
+            }
+            Some(Value::Bulk(_) | Value::Nil | Value::Int(_) | Value::Array(_)) | None => Ok(None),
+        }
+    }
+
+    /// A refusal of guard.lua, or `ok` and the stamp.
+    fn head(&mut self) -> Result<Answer<Stamp>, EngineError> {
+        if let Some(refusal) = self.refusal()? {
+            return Ok(Err(refusal));
+        }
+        match self.word()?.as_str() {
+            "ok" => Ok(Ok(self.stamp()?)),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    fn step(&mut self, applied: &str) -> Result<RebuildStep, EngineError> {
+        match self.word()?.as_str() {
+            "refused" => Ok(RebuildStep::Refused { epoch: self.number()? }),
+            "already" => Ok(RebuildStep::Applied),
+            word if word == applied => Ok(RebuildStep::Applied),
+            other => Err(self.unexpected(other)),
+        }
+    }
 }

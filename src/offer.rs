@@ -1,0 +1,40 @@
+//! An offer as this process knows it: what is sold, and the segment that sells it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    domain::{OfferKey, TimeMs},
+    engine::batcher::Segment,
+};
+
+/// One SKU on sale.
+#[derive(Debug)]
+pub struct Offer {
+    pub key: OfferKey,
+    pub title: String,
+    pub price_minor: i64,
+    pub currency: String,
+    pub total: u64,
+    pub max_orders: u32,
+    pub max_quantity: u32,
+    /// How long a reservation waits for Confirm; `None` when it does not expire.
+    pub hold: Option<Duration>,
+    /// When the engine may forget the offer: end of the activity plus retention.
+    pub keys_expire: TimeMs,
+    /// Whether it was ever warmed up; later a missing key means that the engine forgot.
+    pub warm: AtomicBool,
+    pub segment: Arc<Segment>,
+}
+
+impl Offer {
+    /// Whether it was ever warmed up.
+    pub fn is_warm(&self) -> bool {
+        self.warm.load(Ordering::Acquire)
+    }
+}
