@@ -79,7 +79,7 @@ pub struct Record {
 pub enum Taken {
     Replayed { slot: u32, record: Record, unacked: bool },
     Released,
-    Duplicate { slot: u32, record: Record },
+    Duplicate { slot: u32, record: Record, unacked: bool },
     SoldOut,
     Insufficient { stock: u64 },
     Taken { slot: u32 },
@@ -198,9 +198,11 @@ impl SegmentScripts {
                     unacked: answer.number::<u32>()? == 1,
                 },
                 "released" => Taken::Released,
-                "duplicate" => {
-                    Taken::Duplicate { slot: answer.number()?, record: answer.record()? }
-                }
+                "duplicate" => Taken::Duplicate {
+                    slot: answer.number()?,
+                    record: answer.record()?,
+                    unacked: answer.number::<u32>()? == 1,
+                },
                 "sold_out" => Taken::SoldOut,
                 "insufficient" => Taken::Insufficient { stock: answer.number()? },
                 "taken" => Taken::Taken { slot: answer.number()? },
