@@ -15,7 +15,14 @@ mod location;
 mod migrate;
 mod rows;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use sea_orm::{
     ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DatabaseTransaction,
@@ -161,6 +168,8 @@ struct Inner {
     writer: DatabaseConnection,
     location: Location,
     settings: DatabaseSettings,
+    /// How far the database's clock is ahead of this machine's, in milliseconds.
+    clock_offset_ms: AtomicI64,
 }
 
 impl Database {
@@ -199,7 +208,12 @@ impl Database {
         };
         let backend = location.backend();
         let settings = settings.clone();
-        Ok(Self { inner: Arc::new(Inner { backend, reader, writer, location, settings }) })
+        let clock_offset_ms = AtomicI64::new(0);
+        let database = Self {
+            inner: Arc::new(Inner { backend, reader, writer, location, settings, clock_offset_ms }),
+        };
+        database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
+        Ok(database)
     }
 
     #[must_use]
@@ -247,6 +261,33 @@ impl Database {
     /// Those of any read.
     pub async fn now(&self) -> Result<TimeMs, DbErr> {
         now_on(&self.inner.reader).await
+    }
+
+    /// For single statements that write, outside of a transaction.
+    #[must_use]
+    pub fn writer(&self) -> &DatabaseConnection {
+        &self.inner.writer
+    }
+
+    /// The database's clock as far as this process knows it, without asking.
+    #[must_use]
+    pub fn clock(&self) -> TimeMs {
+        let TimeMs(here) = TimeMs::now();
+        TimeMs(here + self.inner.clock_offset_ms.load(Ordering::Relaxed))
+    }
+
+    /// Asks for the database's clock and keeps its distance to this machine's, for
+    /// [`Database::clock`]. Also the smallest question that shows whether the database answers.
+    ///
+    /// # Errors
+    /// Those of any read.
+    pub async fn read_clock(&self) -> Result<(), DbErr> {
+        let before = TimeMs::now();
+        let there = self.now().await?;
+        let after = TimeMs::now();
+        let here = before.0 + (after.0 - before.0) / 2;
+        self.inner.clock_offset_ms.store(there.0 - here, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Closes every connection, once those in use have come back.

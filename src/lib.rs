@@ -1,4 +1,5 @@
 //! Seckill.
+pub mod admission;
 pub mod circuit;
 pub mod database;
 pub mod domain;
@@ -7,3 +8,8 @@ pub mod entity;
 pub mod error;
 mod failpoints;
 pub mod offer;
+pub mod orders;
+pub mod outbox;
+pub mod recovery;
+pub mod reservations;
+pub mod activities;

@@ -12,12 +12,9 @@
 //! the reservation's row as releasing, released or refused; a result that is unknown stays in
 //! `unacked`, and the sweeper settles it by walking the same steps 3 and 4 again.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
@@ -32,8 +29,8 @@ use crate::{
     circuit::Circuit,
     database::Database,
     domain::{
-        BuyerId, OrderNo, Reservation, ReservationId, ReservationState, ReserveOutcome,
-        ReserveRequest, TimeMs, name_reservation, new_order_no,
+        BuyerId, Reservation, ReservationId, ReservationState, ReserveOutcome,
+        ReserveRequest, name_reservation, new_order_no,
     },
     engine::{
         EngineError,

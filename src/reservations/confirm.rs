@@ -6,7 +6,7 @@ use sea_orm::{ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
 
 use super::Reservations;
 use crate::{
-    database::{Database, SqlFault, classify, for_update},
+    database::{SqlFault, classify, lock_rows, now_on},
     domain::{ConfirmOutcome, ConfirmRequest, ReservationState},
     engine::scripts::{Found, Refusal},
     entity::{orders, orders::OrderState, outbox, outbox::OutboxState},
@@ -83,7 +83,7 @@ impl Reservations {
 
     async fn confirm_transaction(&self, request: &ConfirmRequest) -> Result<InSql, DbErr> {
         let transaction = self.database.begin().await?;
-        match confirm_row(&self.database, &transaction, request).await {
+        match confirm_row(&transaction, request).await {
             Ok(in_sql @ InSql::Confirmed { now: true, .. }) => {
                 transaction.commit().await?;
                 Ok(in_sql)
@@ -102,14 +102,13 @@ impl Reservations {
 }
 
 async fn confirm_row(
-    database: &Database,
     transaction: &DatabaseTransaction,
     request: &ConfirmRequest,
 ) -> Result<InSql, DbErr> {
     let settled = |outcome| Ok(InSql::Settled(outcome));
     let query = outbox::Entity::find()
         .filter(outbox::Column::ReservationId.eq(request.reservation_id.as_str()));
-    let Some(row) = for_update(transaction, query).one(transaction).await? else {
+    let Some(row) = lock_rows(query).one(transaction).await? else {
         return Ok(InSql::NoRow);
     };
     if row.activity_id != request.offer.activity_id.as_str()
@@ -131,7 +130,7 @@ async fn confirm_row(
         OutboxState::Pending | OutboxState::Dead | OutboxState::Done => {}
     }
     // Behind the lock: an instant read before it could be long past by now.
-    let now = database.now_in(transaction).await?;
+    let now = now_on(transaction).await?;
     let expired = row.expire_time.is_some_and(|time| time <= now.0);
     if row.state != OutboxState::Done {
         let outcome = if expired { ConfirmOutcome::Expired } else { ConfirmOutcome::NotOrderedYet };
@@ -139,7 +138,7 @@ async fn confirm_row(
     }
     let query =
         orders::Entity::find().filter(orders::Column::ReservationId.eq(&*row.reservation_id));
-    let Some(order) = for_update(transaction, query).one(transaction).await? else {
+    let Some(order) = lock_rows(query).one(transaction).await? else {
         return settled(ConfirmOutcome::NotOrderedYet);
     };
     match order.state {

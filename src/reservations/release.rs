@@ -8,12 +8,12 @@ use std::sync::Arc;
 use sea_orm::{
     ActiveValue::{NotSet, Set},
     ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
-    sea_query::Expr,
+    sea_query::{Expr, ExprTrait},
 };
 
 use super::Reservations;
 use crate::{
-    database::{SqlFault, classify, for_update, insert_ignore},
+    database::{SqlFault, classify, lock_rows, insert_ignore},
     domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{
@@ -94,11 +94,8 @@ impl Reservations {
         let now = self.database.now().await?;
         let due = outbox::Entity::find()
             .filter(outbox::Column::ExpireTime.lte(now.0))
-            .filter(outbox::Column::State.is_in([
-                OutboxState::Pending,
-                OutboxState::Done,
-                OutboxState::Dead,
-            ]))
+            // A dead letter keeps its units until an operator decides.
+            .filter(outbox::Column::State.is_in([OutboxState::Pending, OutboxState::Done]))
             .order_by_asc(outbox::Column::ExpireTime)
             .limit(limit)
             .all(self.database.reader())
@@ -267,12 +264,12 @@ impl Reservations {
             activity_id: Set(request.offer.activity_id.to_string()),
             sku_id: Set(request.offer.sku_id.to_string()),
             user_id: Set(request.buyer.to_string()),
-            quantity: Set(i64::from(record.quantity)),
+            quantity: Set(i32::try_from(record.quantity).unwrap_or(i32::MAX)),
             slot: Set(None),
             order_no: Set(record.order_no.to_string()),
             request_id: Set(None),
             epoch: Set(0),
-            batch: Set(None),
+            batch: Set(String::new()),
             state: Set(OutboxState::Releasing),
             reason: Set(Some(request.reason.clone())),
             attempts: Set(0),
@@ -310,7 +307,7 @@ impl Reservations {
         Error::from(error)
     }
 
-    pub(super) fn stores_are_there(&self) -> Result<(), Error> {
+    pub(crate) fn stores_are_there(&self) -> Result<(), Error> {
         if self.database_circuit.is_open() {
             return Err(Error::DatabaseUnavailable);
         }
@@ -330,7 +327,7 @@ async fn release_row(
 ) -> Result<InSql, DbErr> {
     let query = outbox::Entity::find()
         .filter(outbox::Column::ReservationId.eq(request.reservation_id.as_str()));
-    let Some(mut row) = for_update(transaction, query).one(transaction).await? else {
+    let Some(mut row) = lock_rows(query).one(transaction).await? else {
         return Ok(InSql::NoRow);
     };
     if row.activity_id != request.offer.activity_id.as_str()
@@ -368,7 +365,7 @@ async fn release_row(
     if was_ordered {
         let query =
             orders::Entity::find().filter(orders::Column::ReservationId.eq(&*row.reservation_id));
-        let order = for_update(transaction, query).one(transaction).await?;
+        let order = lock_rows(query).one(transaction).await?;
         if order.is_some_and(|order| order.state == OrderState::Confirmed) {
             return Ok(InSql::Settled(ReleaseOutcome::Confirmed));
         }
@@ -382,8 +379,9 @@ async fn release_row(
             .exec(transaction)
             .await?;
     }
-    let sold = if was_ordered { row.quantity } else { 0 };
-    lower_counters(transaction, &request.offer, row.quantity, sold).await?;
+    let reserved = i64::from(row.quantity);
+    let sold = if was_ordered { reserved } else { 0 };
+    lower_counters(transaction, &request.offer, reserved, sold).await?;
     // Read behind the update of `offers`: that is the lock which a rebuild's snapshot waits for.
     row.epoch = lock_epoch(transaction, &request.offer).await?;
     outbox::Entity::update_many()
@@ -418,7 +416,7 @@ async fn lock_epoch(transaction: &DatabaseTransaction, offer: &OfferKey) -> Resu
         offer.activity_id.to_string(),
         offer.sku_id.to_string(),
     ));
-    for_update(transaction, query)
+    lock_rows(query)
         .one(transaction)
         .await?
         .map(|offer| offer.epoch)
