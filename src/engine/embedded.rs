@@ -36,7 +36,9 @@ pub struct EmbeddedEngine {
 
 impl fmt::Debug for EmbeddedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedEngine").field("server", &self.server).finish_non_exhaustive()
+        f.debug_struct("EmbeddedEngine")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
     }
 }
 
@@ -55,7 +57,11 @@ impl EmbeddedEngine {
     pub fn new() -> Self {
         let keys = Arc::default();
         let vm = Vm::new(&keys).expect("the prelude is part of this binary and compiles");
-        Self { server: Uuid::now_v7().to_string(), vm: Mutex::new(vm), keys }
+        Self {
+            server: Uuid::now_v7().to_string(),
+            vm: Mutex::new(vm),
+            keys,
+        }
     }
 
     /// Everything the engine holds, for tests to compare.
@@ -70,7 +76,9 @@ impl EmbeddedEngine {
     fn run(&self, call: &Call) -> Result<Value, EngineError> {
         let Ok(mut vm) = self.vm.lock() else {
             // What that script left behind is anyone's guess.
-            return Err(EngineError::NotRun("an earlier script panicked; restart".to_owned()));
+            return Err(EngineError::NotRun(
+                "an earlier script panicked; restart".to_owned(),
+            ));
         };
         self.lock_keys().start(TimeMs::now().0);
         let reply = vm.run(call.script, &call.keys, &self.server, &call.args);
@@ -99,7 +107,9 @@ impl Engine for EmbeddedEngine {
         Box::pin(async move {
             match poisoned {
                 false => Ok(()),
-                true => Err(EngineError::NotRun("an earlier script panicked; restart".to_owned())),
+                true => Err(EngineError::NotRun(
+                    "an earlier script panicked; restart".to_owned(),
+                )),
             }
         })
     }
