@@ -1,4 +1,6 @@
 //! Seckill.
+pub mod activities;
+pub mod api;
 pub mod circuit;
 pub mod database;
 pub mod domain;
@@ -7,3 +9,5 @@ pub mod entity;
 pub mod error;
 mod failpoints;
 pub mod offer;
+pub mod reservations;
+pub mod stock_feed;
