@@ -1,0 +1,75 @@
+//! The gRPC edge: bytes to domain types, domain types to bytes, errors to statuses.
+//!
+//! A handler parses, acts and answers; it decides nothing about a sale. The modules, in the order
+//! of a call:
+//!
+//! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
+//!   statuses that tonic makes by itself.
+//! - [`seckill`] and [`admin`]: the handlers.
+//! - [`convert`]: all validation, with every limit that the proto files name.
+//! - [`status`]: the one place where an [`Error`](crate::error::Error) becomes a status.
+//!
+//! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
+//! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
+
+pub mod admin;
+pub mod convert;
+pub mod seckill;
+pub mod stack;
+pub mod status;
+
+/// The messages and services of `proto/seckill/v1`, generated.
+#[allow(
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::wildcard_enum_match_arm,
+    reason = "generated code keeps its own style"
+)]
+pub mod pb {
+    tonic::include_proto!("seckill.v1");
+}
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::Instrument as _;
+
+use crate::{
+    activities::Activities, error::Error, reservations::Reservations, stock_feed::StockFeed,
+};
+
+/// The contract and all that it imports, as a serialised `google.protobuf.FileDescriptorSet`.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/seckill.v1.bin"));
+
+/// What the handlers of both services work with.
+#[derive(Debug)]
+pub struct Services {
+    pub reservations: Arc<Reservations>,
+    pub activities: Arc<Activities>,
+    pub feed: Arc<StockFeed>,
+    /// Where the work of calls runs; wait for it before the stores are closed.
+    pub tasks: TaskTracker,
+    /// Once cancelled, new calls are refused and streams end.
+    pub shutdown: CancellationToken,
+    /// How long a WatchStock stream may live, ±10 %, so that connections can end.
+    pub max_stream_age: Duration,
+}
+
+impl Services {
+    /// Runs `work` to its end, also when the caller does not wait for it.
+    ///
+    /// # Errors
+    /// What `work` answers; `ShuttingDown` instead of starting it; `Internal` when it panics.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        if self.shutdown.is_cancelled() {
+            return Err(Error::ShuttingDown);
+        }
+        let work = self.tasks.spawn(work.in_current_span());
+        work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
+    }
+}

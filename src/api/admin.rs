@@ -1,0 +1,177 @@
+//! The service of operators: parse, act, answer.
+
+use tonic::{Request, Response, Status};
+
+use super::{Services, convert, pb};
+use crate::error::Error;
+
+/// Who calls, for the audit.
+pub(super) fn actor<T>(request: &Request<T>) -> String {
+    match request.remote_addr() {
+        Some(address) => format!("grpc {address}"),
+        None => "grpc".to_owned(),
+    }
+}
+
+/// The answer of what this version does not offer; the request is not looked at.
+fn later<T>(method: &'static str) -> Result<Response<T>, Status> {
+    Err(Error::Unimplemented(method).into())
+}
+
+#[tonic::async_trait]
+impl pb::seckill_admin_server::SeckillAdmin for Services {
+    async fn create_activity(
+        &self,
+        request: Request<pb::CreateActivityRequest>,
+    ) -> Result<Response<pb::CreateActivityResponse>, Status> {
+        let actor = actor(&request);
+        let spec = convert::activity_spec(request.into_inner())?;
+        let activities = self.activities.clone();
+        let activity = self
+            .run(async move { activities.create(spec, &actor).await })
+            .await?;
+        Ok(Response::new(pb::CreateActivityResponse {
+            activity: Some(activity.into()),
+        }))
+    }
+
+    async fn get_activity(
+        &self,
+        request: Request<pb::GetActivityRequest>,
+    ) -> Result<Response<pb::GetActivityResponse>, Status> {
+        let id = convert::activity_id(&request.get_ref().activity_id)?;
+        let activities = self.activities.clone();
+        let activity = self.run(async move { activities.get(&id).await }).await?;
+        Ok(Response::new(pb::GetActivityResponse {
+            activity: Some(activity.into()),
+        }))
+    }
+
+    async fn list_activities(
+        &self,
+        request: Request<pb::ListActivitiesRequest>,
+    ) -> Result<Response<pb::ListActivitiesResponse>, Status> {
+        let query = convert::activity_list(request.into_inner())?;
+        let activities = self.activities.clone();
+        let (page, next_page_token) = self
+            .run(async move { activities.list(query).await })
+            .await?;
+        let activities = page.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::ListActivitiesResponse {
+            activities,
+            next_page_token,
+        }))
+    }
+
+    async fn approve_activity(
+        &self,
+        request: Request<pb::ApproveActivityRequest>,
+    ) -> Result<Response<pb::ApproveActivityResponse>, Status> {
+        let actor = actor(&request);
+        let pb::ApproveActivityRequest {
+            activity_id,
+            reason,
+        } = request.into_inner();
+        let id = convert::activity_move(&activity_id, &reason)?;
+        let activities = self.activities.clone();
+        let work = async move { activities.approve(&id, &actor, &reason).await };
+        let activity = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::ApproveActivityResponse { activity }))
+    }
+
+    async fn end_activity(
+        &self,
+        request: Request<pb::EndActivityRequest>,
+    ) -> Result<Response<pb::EndActivityResponse>, Status> {
+        let actor = actor(&request);
+        let pb::EndActivityRequest {
+            activity_id,
+            reason,
+        } = request.into_inner();
+        let id = convert::activity_move(&activity_id, &reason)?;
+        let activities = self.activities.clone();
+        let work = async move { activities.end(&id, &actor, &reason).await };
+        let activity = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::EndActivityResponse { activity }))
+    }
+
+    async fn get_pipeline_status(
+        &self,
+        request: Request<pb::GetPipelineStatusRequest>,
+    ) -> Result<Response<pb::GetPipelineStatusResponse>, Status> {
+        let id = convert::pipeline_status(request.get_ref())?;
+        let activities = self.activities.clone();
+        let work = async move { activities.pipeline_status(id.as_ref()).await };
+        Ok(Response::new(self.run(work).await?.into()))
+    }
+
+    async fn pause_activity(
+        &self,
+        _: Request<pb::PauseActivityRequest>,
+    ) -> Result<Response<pb::PauseActivityResponse>, Status> {
+        later("PauseActivity")
+    }
+
+    async fn resume_activity(
+        &self,
+        _: Request<pb::ResumeActivityRequest>,
+    ) -> Result<Response<pb::ResumeActivityResponse>, Status> {
+        later("ResumeActivity")
+    }
+
+    async fn settle_activity(
+        &self,
+        _: Request<pb::SettleActivityRequest>,
+    ) -> Result<Response<pb::SettleActivityResponse>, Status> {
+        later("SettleActivity")
+    }
+
+    async fn adjust_stock(
+        &self,
+        _: Request<pb::AdjustStockRequest>,
+    ) -> Result<Response<pb::AdjustStockResponse>, Status> {
+        later("AdjustStock")
+    }
+
+    async fn reconcile(
+        &self,
+        _: Request<pb::ReconcileRequest>,
+    ) -> Result<Response<pb::ReconcileResponse>, Status> {
+        later("Reconcile")
+    }
+
+    async fn rebuild_stock(
+        &self,
+        _: Request<pb::RebuildStockRequest>,
+    ) -> Result<Response<pb::RebuildStockResponse>, Status> {
+        later("RebuildStock")
+    }
+
+    async fn list_dead_letters(
+        &self,
+        _: Request<pb::ListDeadLettersRequest>,
+    ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
+        later("ListDeadLetters")
+    }
+
+    async fn retry_dead_letter(
+        &self,
+        _: Request<pb::RetryDeadLetterRequest>,
+    ) -> Result<Response<pb::RetryDeadLetterResponse>, Status> {
+        later("RetryDeadLetter")
+    }
+
+    async fn discard_dead_letter(
+        &self,
+        _: Request<pb::DiscardDeadLetterRequest>,
+    ) -> Result<Response<pb::DiscardDeadLetterResponse>, Status> {
+        later("DiscardDeadLetter")
+    }
+
+    async fn list_audit(
+        &self,
+        _: Request<pb::ListAuditRequest>,
+    ) -> Result<Response<pb::ListAuditResponse>, Status> {
+        later("ListAudit")
+    }
+}

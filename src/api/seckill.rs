@@ -1,0 +1,144 @@
+//! The service of order services and dashboards: parse, act, answer.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
+
+use super::{Services, admin::actor, convert, pb, stack::Deadline};
+use crate::{domain::StockUpdate, engine::batcher::Caller, error::Error};
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl pb::seckill_server::Seckill for Services {
+    async fn warmup(
+        &self,
+        request: Request<pb::WarmupRequest>,
+    ) -> Result<Response<pb::WarmupResponse>, Status> {
+        let actor = actor(&request);
+        let id = convert::activity_id(&request.get_ref().activity_id)?;
+        let activities = self.activities.clone();
+        let report = self
+            .run(async move { activities.warm_up(&id, &actor).await })
+            .await?;
+        Ok(Response::new(report.into()))
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<pb::ReserveRequest>,
+    ) -> Result<Response<pb::ReserveResponse>, Status> {
+        let deadline = request
+            .extensions()
+            .get()
+            .map(|deadline: &Deadline| deadline.0);
+        let request = convert::reserve(request.get_ref(), is_repeat(request.metadata()))?;
+        // Lives as long as this future, that is, as long as somebody waits for the answer. A
+        // request whose caller has left is dropped before the engine is asked.
+        let connection = Arc::new(());
+        let caller = Caller::new(&connection, deadline);
+        let reservations = self.reservations.clone();
+        let work = async move { reservations.reserve(request, caller).await };
+        Ok(Response::new(self.run(work).await?.into()))
+    }
+
+    type ReserveStreamStream = Answers<pb::ReserveStreamResponse>;
+
+    async fn reserve_stream(
+        &self,
+        _: Request<Streaming<pb::ReserveStreamRequest>>,
+    ) -> Result<Response<Self::ReserveStreamStream>, Status> {
+        Err(Error::Unimplemented("ReserveStream").into())
+    }
+
+    async fn release(
+        &self,
+        request: Request<pb::ReleaseRequest>,
+    ) -> Result<Response<pb::ReleaseResponse>, Status> {
+        let request = convert::release(request.into_inner())?;
+        let reservations = self.reservations.clone();
+        let work = async move { reservations.release(request).await };
+        let (outcome, remaining) = self.run(work).await?;
+        Ok(Response::new(convert::release_response(outcome, remaining)))
+    }
+
+    async fn confirm(
+        &self,
+        request: Request<pb::ConfirmRequest>,
+    ) -> Result<Response<pb::ConfirmResponse>, Status> {
+        let request = convert::confirm(request.get_ref())?;
+        let reservations = self.reservations.clone();
+        let outcome = self
+            .run(async move { reservations.confirm(request).await })
+            .await?;
+        Ok(Response::new(outcome.into()))
+    }
+
+    async fn get_reservation(
+        &self,
+        request: Request<pb::GetReservationRequest>,
+    ) -> Result<Response<pb::GetReservationResponse>, Status> {
+        let query = convert::reservation_query(request.get_ref())?;
+        let reservations = self.reservations.clone();
+        let (reservation, refused) = self
+            .run(async move { reservations.get(query).await })
+            .await?;
+        Ok(Response::new(convert::reservation_response(
+            reservation,
+            refused,
+        )))
+    }
+
+    type WatchStockStream = Answers<pb::WatchStockResponse>;
+
+    async fn watch_stock(
+        &self,
+        request: Request<pb::WatchStockRequest>,
+    ) -> Result<Response<Self::WatchStockStream>, Status> {
+        let request = convert::watch(request.get_ref())?;
+        let feed = self.feed.clone();
+        let work = async move { Ok(feed.watch(request).await?.boxed()) };
+        let updates = self.run(work).await?;
+        let shutdown = self.shutdown.clone();
+        let age = jittered(self.max_stream_age);
+        let end = async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = tokio::time::sleep(age) => {}
+            }
+        };
+        Ok(Response::new(Box::pin(until(updates, end))))
+    }
+}
+
+/// The updates, up to `end`, which is `ShuttingDown`. Its deadline ends a stream in the stack.
+fn until(
+    updates: impl Stream<Item = Result<StockUpdate, Error>> + Send,
+    end: impl Future<Output = ()> + Send,
+) -> impl Stream<Item = Result<pb::WatchStockResponse, Status>> + Send {
+    let both = Some((Box::pin(updates), Box::pin(end)));
+    stream::unfold(both, |both| async {
+        let (mut updates, mut end) = both?;
+        tokio::select! {
+            biased;
+            () = &mut end => Some((Err(Error::ShuttingDown.into()), None)),
+            update = updates.next() => match update? {
+                Ok(update) => Some((Ok(update.into()), Some((updates, end)))),
+                Err(error) => Some((Err(error.into()), None)),
+            }
+        }
+    })
+}
+
+/// `age` ±10 %, so that streams that began together do not end together.
+fn jittered(age: Duration) -> Duration {
+    age.mul_f64(0.9 + 0.2 * fastrand::f64())
+}
+
+/// Whether the client library says that it sends this call again (gRFC A6).
+fn is_repeat(metadata: &MetadataMap) -> bool {
+    let attempts = metadata.get("grpc-previous-rpc-attempts");
+    let attempts = attempts.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    attempts.is_some_and(|attempts| attempts > 0)
+}
