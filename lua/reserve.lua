@@ -30,7 +30,9 @@ for i = 5, #ARGV, 4 do
   if not quantity or quantity < 1 or quantity % 1 ~= 0 then
     return redis.error_reply('ERR quantity must be a whole number of at least 1')
   end
-  requests[#requests + 1] = {buyer = ARGV[i], id = ARGV[i + 1], quantity = quantity, order_no = ARGV[i + 3]}
+  requests[#requests + 1] = {
+    buyer = ARGV[i], id = ARGV[i + 1], quantity = quantity, order_no = ARGV[i + 3],
+  }
   ids[#ids + 1] = ARGV[i + 1]
   for slot = 1, max_orders do
     members[#members + 1] = member_of(ARGV[i], slot, max_orders)

@@ -40,8 +40,7 @@ use crate::{
 };
 
 /// The contract and all that it imports, as a serialised `google.protobuf.FileDescriptorSet`.
-pub const FILE_DESCRIPTOR_SET: &[u8] =
-    include_bytes!(concat!(env!("OUT_DIR"), "/seckill.v1.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/seckill.v1.bin"));
 
 /// What the handlers of both services work with.
 #[derive(Debug)]
@@ -70,6 +69,7 @@ impl Services {
             return Err(Error::ShuttingDown);
         }
         let work = self.tasks.spawn(work.in_current_span());
-        work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
+        work.await
+            .unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
     }
 }

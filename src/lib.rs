@@ -1,5 +1,7 @@
 //! Seckill.
+pub mod activities;
 pub mod admission;
+pub mod api;
 pub mod circuit;
 pub mod database;
 pub mod domain;
@@ -12,4 +14,4 @@ pub mod orders;
 pub mod outbox;
 pub mod recovery;
 pub mod reservations;
-pub mod activities;
+pub mod stock_feed;

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use sea_orm::{ActiveValue::Set, ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter};
+use sea_orm::{
+    ActiveValue::Set, ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
+};
 
 use crate::{
     database::insert_ignore,
@@ -56,7 +58,11 @@ pub async fn place(
             .filter(orders::Column::ReservationId.is_in(ids))
             .all(transaction)
             .await?;
-        stored.extend(found.into_iter().map(|order| (order.reservation_id.clone(), order)));
+        stored.extend(
+            found
+                .into_iter()
+                .map(|order| (order.reservation_id.clone(), order)),
+        );
     }
     Ok(rows
         .iter()

@@ -53,7 +53,14 @@ impl Activities {
             ..PipelineStatus::default()
         };
         let offers: Vec<Arc<Offer>> = match id {
-            Some(id) => self.catalog.activity(id).await?.offers.values().cloned().collect(),
+            Some(id) => self
+                .catalog
+                .activity(id)
+                .await?
+                .offers
+                .values()
+                .cloned()
+                .collect(),
             None => self
                 .catalog
                 .all()
@@ -86,12 +93,17 @@ impl Activities {
 
     /// By offer key; an offer that is frozen has no levels. `None` while the engine is away.
     async fn levels_of(&self, offers: &[Arc<Offer>]) -> Option<HashMap<String, Option<Levels>>> {
-        let warm = offers.iter().filter(|offer| offer.is_warm()).cloned();
-        let mut answers = stream::iter(warm)
-            .map(|offer| async move {
-                (offer.key.to_string(), offer.segment.scripts.levels().await)
-            })
-            .buffer_unordered(AT_ONCE);
+        let warm: Vec<Arc<Offer>> = offers
+            .iter()
+            .filter(|offer| offer.is_warm())
+            .cloned()
+            .collect();
+        let mut answers =
+            stream::iter(warm)
+                .map(|offer| async move {
+                    (offer.key.to_string(), offer.segment.scripts.levels().await)
+                })
+                .buffer_unordered(AT_ONCE);
         let mut levels = HashMap::new();
         while let Some((key, answer)) = answers.next().await {
             match answer {
@@ -134,7 +146,8 @@ impl Activities {
                 .await?;
         }
         let dead = rows(OutboxState::Dead).count(reader).await?;
-        let mut live = orders::Entity::find().filter(orders::Column::State.ne(OrderState::Cancelled));
+        let mut live =
+            orders::Entity::find().filter(orders::Column::State.ne(OrderState::Cancelled));
         if let Some(id) = id {
             live = live.filter(orders::Column::ActivityId.eq(id.as_str()));
         }
@@ -147,8 +160,9 @@ impl Activities {
         status.outbox_releasing = Some(signed(releasing));
         status.outbox_due = Some(signed(due));
         status.outbox_dead = Some(signed(dead));
-        status.oldest_pending_age =
-            oldest.map(|row| now.since(TimeMs(row.create_time))).or(Some(Duration::ZERO));
+        status.oldest_pending_age = oldest
+            .map(|row| now.since(TimeMs(row.create_time)))
+            .or(Some(Duration::ZERO));
         Ok(())
     }
 
@@ -184,11 +198,19 @@ impl Activities {
             .into_model::<OrderCount>()
             .all(reader)
             .await?;
+        let counts: HashMap<(String, OutboxState), i64> = counts
+            .into_iter()
+            .map(|count| ((count.sku_id, count.state), count.rows))
+            .collect();
+        let live: HashMap<String, i64> = live
+            .into_iter()
+            .map(|count| (count.sku_id, count.rows))
+            .collect();
         let count = |sku_id: &str, state: OutboxState| {
             counts
-                .iter()
-                .find(|count| count.sku_id == sku_id && count.state == state)
-                .map_or(0, |count| count.rows)
+                .get(&(sku_id.to_owned(), state))
+                .copied()
+                .unwrap_or(0)
         };
         Ok(rows
             .into_iter()
@@ -204,10 +226,7 @@ impl Activities {
                     pending: count(&offer.sku_id, OutboxState::Pending),
                     releasing: count(&offer.sku_id, OutboxState::Releasing),
                     dead: count(&offer.sku_id, OutboxState::Dead),
-                    orders_live: live
-                        .iter()
-                        .find(|count| count.sku_id == offer.sku_id)
-                        .map_or(0, |count| count.rows),
+                    orders_live: live.get(&offer.sku_id).copied().unwrap_or(0),
                     epoch: offer.epoch,
                     frozen: matches!(levels, Some(None)),
                     sku_id: offer.sku_id,

@@ -40,7 +40,10 @@ impl Activities {
         if self.engine_circuit.is_open() {
             return Err(Error::EngineUnavailable);
         }
-        self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+        self.catalog
+            .refresh_one(id)
+            .await
+            .map_err(|error| self.sql_failed(error))?;
         let activity = self.catalog.activity(id).await?;
         let already_warm = activity.is_warm();
         match activity.state {
@@ -65,18 +68,30 @@ impl Activities {
             .await?;
         if !already_warm {
             self.repeat(|| self.set_warm(&activity, actor)).await?;
-            self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+            self.catalog
+                .refresh_one(id)
+                .await
+                .map_err(|error| self.sql_failed(error))?;
             tracing::info!(activity = %id, offers = stocks.len(), actor, "warmed up");
         }
-        Ok(WarmUpReport { activity: self.get(id).await?, stocks, already_warm })
+        Ok(WarmUpReport {
+            activity: self.get(id).await?,
+            stocks,
+            already_warm,
+        })
     }
 
     async fn warm_up_offer(&self, offer: &Arc<Offer>) -> Result<StockView, Error> {
-        let mismatch = |detail: String| Error::WarmupMismatch { offer: offer.key.clone(), detail };
+        let mismatch = |detail: String| Error::WarmupMismatch {
+            offer: offer.key.clone(),
+            detail,
+        };
         let scripts = &offer.segment.scripts;
         if !offer.is_warm() {
             let epoch = offer.segment.epoch();
-            let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
+            let warmed = scripts
+                .warmup(epoch, offer.total, offer.total, offer.keys_expire)
+                .await;
             match warmed.map_err(|error| self.engine_failed(error))? {
                 WarmedUp::Written | WarmedUp::Already => {}
                 WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
@@ -89,7 +104,11 @@ impl Activities {
             }
         }
         // Read back what was written, whoever wrote it.
-        let levels = match scripts.levels().await.map_err(|error| self.engine_failed(error))? {
+        let levels = match scripts
+            .levels()
+            .await
+            .map_err(|error| self.engine_failed(error))?
+        {
             Ok(levels) => levels,
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) if offer.is_warm() => {
                 self.recovery.rebuild(offer);
@@ -125,13 +144,21 @@ impl Activities {
                 .exec(&transaction)
                 .await?;
             activities::Entity::update_many()
-                .col_expr(activities::Column::Version, Expr::col(activities::Column::Version).add(1))
+                .col_expr(
+                    activities::Column::Version,
+                    Expr::col(activities::Column::Version).add(1),
+                )
                 .col_expr(activities::Column::UpdateTime, Expr::value(now.0))
                 .filter(activities::Column::Id.eq(id))
                 .exec(&transaction)
                 .await?;
             let detail = serde_json::json!({ "offers": activity.offers.len() });
-            let audit = Audit { actor, action: "warm_up", activity_id: id, detail };
+            let audit = Audit {
+                actor,
+                action: "warm_up",
+                activity_id: id,
+                detail,
+            };
             write_audit(&transaction, now, audit).await
         }
         .await;

@@ -45,7 +45,12 @@ fn classify_sqlx(error: &sqlx::Error) -> SqlFault {
             } else if let Some(error) = database.try_downcast_ref::<MySqlDatabaseError>() {
                 classify_mysql(error.number())
             } else if database.try_downcast_ref::<SqliteError>().is_some() {
-                classify_sqlite(database.code().and_then(|code| code.parse().ok()).unwrap_or(0))
+                classify_sqlite(
+                    database
+                        .code()
+                        .and_then(|code| code.parse().ok())
+                        .unwrap_or(0),
+                )
             } else {
                 SqlFault::Unknown
             }
@@ -118,8 +123,10 @@ pub(super) fn is_starting(error: &sqlx::Error) -> bool {
         sqlx::Error::Io(cause) => cause.kind() == std::io::ErrorKind::ConnectionRefused,
         sqlx::Error::Database(database) => {
             // Starting or stopping; too many connections.
-            matches!(database.code().as_deref(), Some("57P03" | "53300" | "08004"))
-                || classify_sqlx(error) == SqlFault::RolledBack
+            matches!(
+                database.code().as_deref(),
+                Some("57P03" | "53300" | "08004")
+            ) || classify_sqlx(error) == SqlFault::RolledBack
         }
         _ => false,
     }

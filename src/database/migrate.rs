@@ -45,7 +45,12 @@ impl Database {
         let steps = Migrator::get_migration_with_status_read_only(self.reader()).await?;
         Ok(steps
             .iter()
-            .map(|step| (step.name().to_owned(), step.status() == MigrationStatus::Applied))
+            .map(|step| {
+                (
+                    step.name().to_owned(),
+                    step.status() == MigrationStatus::Applied,
+                )
+            })
             .collect())
     }
 
@@ -54,7 +59,11 @@ impl Database {
     /// # Errors
     /// As [`Database::migration_status`].
     pub async fn is_current(&self) -> Result<bool, DbErr> {
-        Ok(self.migration_status().await?.iter().all(|(_, applied)| *applied))
+        Ok(self
+            .migration_status()
+            .await?
+            .iter()
+            .all(|(_, applied)| *applied))
     }
 
     async fn migrate(&self, direction: Direction) -> Result<(), DbErr> {
@@ -64,7 +73,10 @@ impl Database {
                 // One connection of its own, without the limits on statements: a step may take
                 // its time. If it breaks, so does the migration, together with its lock.
                 let mut options = pool(url.as_str(), &self.inner.settings);
-                options.max_connections(1).idle_timeout(None).max_lifetime(None);
+                options
+                    .max_connections(1)
+                    .idle_timeout(None)
+                    .max_lifetime(None);
                 options.map_sqlx_postgres_opts(|postgres: PgConnectOptions| {
                     let patience_ms = PATIENCE.as_millis().to_string();
                     postgres.application_name("seckill migrate").options([
@@ -114,10 +126,17 @@ async fn migrate_server(db: &DatabaseConnection, direction: Direction) -> Result
             "SELECT GET_LOCK(CONCAT('seckill ', LEFT(SHA2(DATABASE(), 256), 40)), {})",
             PATIENCE.as_secs()
         );
-        let row = db.query_one_raw(Statement::from_string(backend, lock)).await?;
-        let locked: Option<i64> = row.map(|row| row.try_get_by_index(0)).transpose()?.flatten();
+        let row = db
+            .query_one_raw(Statement::from_string(backend, lock))
+            .await?;
+        let locked: Option<i64> = row
+            .map(|row| row.try_get_by_index(0))
+            .transpose()?
+            .flatten();
         if locked != Some(1) {
-            return Err(DbErr::Migration("another migration is still running".to_owned()));
+            return Err(DbErr::Migration(
+                "another migration is still running".to_owned(),
+            ));
         }
     }
     match direction {

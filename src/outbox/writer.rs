@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::{Row, reason};
 use crate::{
     circuit::Circuit,
-    database::{Backend, Database, SqlFault, classify, lock_rows, insert_ignore},
+    database::{Backend, Database, SqlFault, classify, insert_ignore, lock_rows},
     domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     failpoints::failpoint,
@@ -128,7 +128,13 @@ impl Writer {
         tasks: TaskTracker,
         due: Arc<Notify>,
     ) -> Self {
-        Self { database, circuit, queue: Mutex::default(), tasks, due }
+        Self {
+            database,
+            circuit,
+            queue: Mutex::default(),
+            tasks,
+            due,
+        }
     }
 
     /// Records one reservation, together with whoever else waits.
@@ -145,7 +151,9 @@ impl Writer {
                 self.tasks.spawn(self.clone().work());
             }
         }
-        answer.await.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+        answer
+            .await
+            .unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
     }
 
     /// How many reservations wait to be written.
@@ -160,8 +168,10 @@ impl Writer {
     async fn work(self: Arc<Self>) {
         while let Some(mut group) = self.next_group() {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
-            let (rows, replies): (Vec<NewRow>, Vec<_>) =
-                group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
+            let (rows, replies): (Vec<NewRow>, Vec<_>) = group
+                .into_iter()
+                .map(|waiting| (waiting.row, waiting.reply))
+                .unzip();
             let answers = self.write_group(&rows).await;
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
@@ -244,8 +254,7 @@ impl Writer {
         let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
         let inserted = insert_ignore(transaction, models).await?;
         // MySQL counts an ignored row like an inserted one, so there it is always read back.
-        let all_new =
-            inserted == rows.len() as u64 && self.database.backend() != Backend::MySql;
+        let all_new = inserted == rows.len() as u64 && self.database.backend() != Backend::MySql;
         let stored = if all_new {
             HashMap::new()
         } else {
@@ -277,7 +286,10 @@ impl Writer {
         let mut answers: Vec<Option<Result<Written, WriteError>>> = vec![None; rows.len()];
         let mut groups: BTreeMap<(&OfferKey, u64), Vec<usize>> = BTreeMap::new();
         for (index, row) in rows.iter().enumerate() {
-            groups.entry((&row.offer, row.epoch)).or_default().push(index);
+            groups
+                .entry((&row.offer, row.epoch))
+                .or_default()
+                .push(index);
         }
         for indexes in groups.into_values() {
             let group: Vec<&NewRow> = indexes.iter().map(|&index| &rows[index]).collect();
@@ -290,13 +302,18 @@ impl Writer {
                     continue;
                 }
                 Err(Setback::Sql(error)) => error,
-                Err(Setback::Irregular) => DbErr::Custom("the slot was not free and not held".into()),
+                Err(Setback::Irregular) => {
+                    DbErr::Custom("the slot was not free and not held".into())
+                }
             };
             let alone = matches!(classify(&failed), SqlFault::Data) && group.len() > 1;
             for index in indexes {
                 let row: &NewRow = &rows[index];
                 answers[index] = Some(if alone {
-                    match self.repeat(|| self.write_one_offer(std::slice::from_ref(&row))).await {
+                    match self
+                        .repeat(|| self.write_one_offer(std::slice::from_ref(&row)))
+                        .await
+                    {
                         Ok(mut written) => written.remove(0),
                         Err(Setback::Sql(error)) => Err(self.unknown(&error)),
                         Err(Setback::Irregular) => Err(self.unknown(&failed)),
@@ -455,7 +472,10 @@ async fn read_rows(
             .filter(outbox::Column::ReservationId.is_in(some.iter().copied()))
             .all(connection)
             .await?;
-        found.extend(rows.into_iter().map(|row| (row.reservation_id.clone(), row)));
+        found.extend(
+            rows.into_iter()
+                .map(|row| (row.reservation_id.clone(), row)),
+        );
     }
     Ok(found)
 }
@@ -469,12 +489,17 @@ async fn raise_reserved(
 ) -> Result<bool, DbErr> {
     let units = i64::try_from(units).unwrap_or(i64::MAX);
     let result = offers::Entity::update_many()
-        .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).add(units))
+        .col_expr(
+            offers::Column::Reserved,
+            Expr::col(offers::Column::Reserved).add(units),
+        )
         .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
         .filter(offers::Column::SkuId.eq(offer.sku_id.as_str()))
         .filter(offers::Column::Epoch.eq(to_epoch(epoch)))
         .filter(
-            Expr::col(offers::Column::Reserved).add(units).lte(Expr::col(offers::Column::Total)),
+            Expr::col(offers::Column::Reserved)
+                .add(units)
+                .lte(Expr::col(offers::Column::Total)),
         )
         .exec(transaction)
         .await?;
@@ -489,7 +514,9 @@ async fn insert_and_judge(
     now: TimeMs,
     rows: &[&NewRow],
 ) -> Result<(Vec<Result<Written, WriteError>>, bool), Setback> {
-    let Some(first) = rows.first() else { return Ok((Vec::new(), false)) };
+    let Some(first) = rows.first() else {
+        return Ok((Vec::new(), false));
+    };
     let ids = || rows.iter().map(|row| &row.reservation_id);
     let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
     insert_ignore(transaction, models).await?;
@@ -505,7 +532,10 @@ async fn insert_and_judge(
         first.offer.sku_id.to_string(),
     ));
     let Some(offer) = lock_rows(query).one(transaction).await? else {
-        return Ok((rows.iter().map(|_| Err(WriteError::NoOffer)).collect(), false));
+        return Ok((
+            rows.iter().map(|_| Err(WriteError::NoOffer)).collect(),
+            false,
+        ));
     };
     // Read again behind the lock: this is the state that counts.
     let mut stored = read_rows(transaction, ids()).await?;
@@ -528,7 +558,9 @@ async fn insert_and_judge(
     let mut in_order_of_taking: Vec<&&NewRow> = rows.iter().collect();
     in_order_of_taking.sort_by_key(|row| row.reserve_time);
     for row in in_order_of_taking {
-        let Some(stored) = stored.get_mut(row.reservation_id.as_str()) else { continue };
+        let Some(stored) = stored.get_mut(row.reservation_id.as_str()) else {
+            continue;
+        };
         if !is_new(stored) || stored.state != OutboxState::Pending {
             continue;
         }

@@ -10,7 +10,7 @@ use sea_orm::{
 use super::{Attempt, Recovery};
 use crate::{
     domain::BuyerId,
-    engine::scripts::{Record, RebuildStep},
+    engine::scripts::{RebuildStep, Record},
     entity::{offers, outbox, outbox::OutboxState},
     error::Error,
     offer::Offer,
@@ -44,12 +44,18 @@ pub(super) async fn rebuild(
     offer: &Arc<Offer>,
     engine: u64,
 ) -> Result<Attempt, Error> {
-    let transaction =
-        recovery.database.begin().await.map_err(|error| recovery.sql_failed(error))?;
+    let transaction = recovery
+        .database
+        .begin()
+        .await
+        .map_err(|error| recovery.sql_failed(error))?;
     let loaded = match load(recovery, &transaction, offer, engine).await {
         Ok(Some(loaded)) => loaded,
         Ok(None) => {
-            transaction.rollback().await.map_err(|error| recovery.sql_failed(error))?;
+            transaction
+                .rollback()
+                .await
+                .map_err(|error| recovery.sql_failed(error))?;
             return Ok(Attempt::Overtaken);
         }
         Err(error) => {
@@ -58,9 +64,21 @@ pub(super) async fn rebuild(
             return Err(error);
         }
     };
-    transaction.commit().await.map_err(|error| recovery.sql_failed(error))?;
-    let Loaded { epoch, chunks, stock } = loaded;
-    match offer.segment.scripts.rebuild_end(epoch, chunks, stock).await {
+    transaction
+        .commit()
+        .await
+        .map_err(|error| recovery.sql_failed(error))?;
+    let Loaded {
+        epoch,
+        chunks,
+        stock,
+    } = loaded;
+    match offer
+        .segment
+        .scripts
+        .rebuild_end(epoch, chunks, stock)
+        .await
+    {
         Ok(RebuildStep::Applied) => Ok(Attempt::Healthy { epoch }),
         Ok(RebuildStep::Refused { .. }) => Ok(Attempt::Overtaken),
         Err(error) => Err(recovery.engine_failed(error)),
@@ -125,7 +143,11 @@ async fn load(
             "the counter in SQL differs from the rows; the rows count"
         );
     }
-    Ok(Some(Loaded { epoch, chunks, stock: total.saturating_sub(live_units) }))
+    Ok(Some(Loaded {
+        epoch,
+        chunks,
+        stock: total.saturating_sub(live_units),
+    }))
 }
 
 async fn raise_epoch(
@@ -133,14 +155,20 @@ async fn raise_epoch(
     offer: &Offer,
     engine: u64,
 ) -> Result<offers::Model, DbErr> {
-    let key = (offer.key.activity_id.to_string(), offer.key.sku_id.to_string());
+    let key = (
+        offer.key.activity_id.to_string(),
+        offer.key.sku_id.to_string(),
+    );
     let of_offer = || {
         offers::Entity::update_many()
             .filter(offers::Column::ActivityId.eq(&*key.0))
             .filter(offers::Column::SkuId.eq(&*key.1))
     };
     of_offer()
-        .col_expr(offers::Column::Epoch, Expr::col(offers::Column::Epoch).add(1))
+        .col_expr(
+            offers::Column::Epoch,
+            Expr::col(offers::Column::Epoch).add(1),
+        )
         .exec(transaction)
         .await?;
     // An engine that is ahead of SQL (a database from a backup) must be passed as well.
@@ -190,4 +218,3 @@ fn as_held(row: &Row) -> Result<(BuyerId, u32, Record), Error> {
 fn broken(error: TryFromIntError) -> Error {
     Error::Internal(Box::new(error))
 }
-

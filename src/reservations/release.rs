@@ -13,15 +13,10 @@ use sea_orm::{
 
 use super::Reservations;
 use crate::{
-    database::{SqlFault, classify, lock_rows, insert_ignore},
+    database::{SqlFault, classify, insert_ignore, lock_rows},
     domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
-    entity::{
-        offers, orders,
-        orders::OrderState,
-        outbox,
-        outbox::OutboxState,
-    },
+    entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
     failpoints::failpoint,
     offer::Offer,
@@ -43,7 +38,10 @@ enum Why<'a> {
 /// What the transaction found and did.
 enum InSql {
     /// The row is `releasing`, since now or before: the engine comes next.
-    Releasing { row: Box<Row>, now: bool },
+    Releasing {
+        row: Box<Row>,
+        now: bool,
+    },
     Settled(ReleaseOutcome),
     NoRow,
 }
@@ -59,7 +57,9 @@ impl Reservations {
     ) -> Result<(ReleaseOutcome, Option<u64>), Error> {
         let offer = self.catalog.offer(&request.offer).await?;
         self.stores_are_there()?;
-        let why = Why::Asked { reason: &request.reason };
+        let why = Why::Asked {
+            reason: &request.reason,
+        };
         for _ in 0..REPEATS {
             let in_sql = self.release_in_sql(&request, why).await?;
             failpoint!("after_release_commit");
@@ -145,7 +145,10 @@ impl Reservations {
         failpoint!("after_release_script");
         outbox::Entity::update_many()
             .col_expr(outbox::Column::State, Expr::value(OutboxState::Released))
-            .col_expr(outbox::Column::SettleTime, Expr::value(self.database.clock().0))
+            .col_expr(
+                outbox::Column::SettleTime,
+                Expr::value(self.database.clock().0),
+            )
             .filter(outbox::Column::ReservationId.eq(row.reservation_id.as_str()))
             .filter(outbox::Column::State.eq(OutboxState::Releasing))
             .exec(self.database.writer())
@@ -153,11 +156,7 @@ impl Reservations {
         Ok(Some(stock))
     }
 
-    async fn release_in_sql(
-        &self,
-        request: &ReleaseRequest,
-        why: Why<'_>,
-    ) -> Result<InSql, Error> {
+    async fn release_in_sql(&self, request: &ReleaseRequest, why: Why<'_>) -> Result<InSql, Error> {
         let mut repeats = 0;
         loop {
             match self.release_transaction(request, why).await {
@@ -203,7 +202,10 @@ impl Reservations {
         request: &ReleaseRequest,
     ) -> Result<Option<ReleaseOutcome>, Error> {
         let scripts = &offer.segment.scripts;
-        let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
+        let (stamp, found) = match scripts
+            .find(&request.reservation_id, &request.buyer)
+            .await?
+        {
             Ok(found) => found,
             Err(Refusal::NotWarmed) if !offer.is_warm() => {
                 return Ok(Some(ReleaseOutcome::NotReserved));
@@ -214,7 +216,11 @@ impl Reservations {
             }
         };
         match found {
-            Found::Held { record, unacked: true, .. } => {
+            Found::Held {
+                record,
+                unacked: true,
+                ..
+            } => {
                 // In flight: leave a tombstone that the late insert meets.
                 self.write_tombstone(request, &record).await?;
                 Ok(None)
@@ -222,7 +228,8 @@ impl Reservations {
             Found::Held { unacked: false, .. } => {
                 // Acknowledged, so SQL had it; read again before calling it a contradiction.
                 if self.row(&request.reservation_id).await?.is_none() {
-                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
+                    self.recovery
+                        .freeze_and_rebuild(offer, stamp.epoch, "no_row");
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
                 Ok(None)
@@ -236,7 +243,11 @@ impl Reservations {
         }
     }
 
-    async fn write_tombstone(&self, request: &ReleaseRequest, record: &Record) -> Result<(), Error> {
+    async fn write_tombstone(
+        &self,
+        request: &ReleaseRequest,
+        record: &Record,
+    ) -> Result<(), Error> {
         let mut repeats = 0;
         loop {
             match self.tombstone_transaction(request, record).await {
@@ -341,7 +352,12 @@ async fn release_row(
     let was_ordered = match row.state {
         OutboxState::Pending | OutboxState::Dead => false,
         OutboxState::Done => true,
-        OutboxState::Releasing => return Ok(InSql::Releasing { row: Box::new(row), now: false }),
+        OutboxState::Releasing => {
+            return Ok(InSql::Releasing {
+                row: Box::new(row),
+                now: false,
+            });
+        }
         OutboxState::Released => return Ok(InSql::Settled(ReleaseOutcome::AlreadyReleased)),
         OutboxState::Refused => return Ok(InSql::Settled(ReleaseOutcome::NotReserved)),
     };
@@ -391,7 +407,10 @@ async fn release_row(
         .await?;
     row.state = OutboxState::Releasing;
     row.slot = None;
-    Ok(InSql::Releasing { row: Box::new(row), now: true })
+    Ok(InSql::Releasing {
+        row: Box::new(row),
+        now: true,
+    })
 }
 
 async fn lower_counters(
@@ -401,8 +420,14 @@ async fn lower_counters(
     sold: i64,
 ) -> Result<(), DbErr> {
     offers::Entity::update_many()
-        .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).sub(reserved))
-        .col_expr(offers::Column::Sold, Expr::col(offers::Column::Sold).sub(sold))
+        .col_expr(
+            offers::Column::Reserved,
+            Expr::col(offers::Column::Reserved).sub(reserved),
+        )
+        .col_expr(
+            offers::Column::Sold,
+            Expr::col(offers::Column::Sold).sub(sold),
+        )
         .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
         .filter(offers::Column::SkuId.eq(offer.sku_id.as_str()))
         .exec(transaction)
@@ -412,10 +437,8 @@ async fn lower_counters(
 
 /// Locks the offer's row and reads its epoch.
 async fn lock_epoch(transaction: &DatabaseTransaction, offer: &OfferKey) -> Result<i64, DbErr> {
-    let query = offers::Entity::find_by_id((
-        offer.activity_id.to_string(),
-        offer.sku_id.to_string(),
-    ));
+    let query =
+        offers::Entity::find_by_id((offer.activity_id.to_string(), offer.sku_id.to_string()));
     lock_rows(query)
         .one(transaction)
         .await?
