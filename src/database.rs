@@ -92,7 +92,10 @@ impl DatabaseSettings {
     /// The default limits on another database.
     #[must_use]
     pub fn at(url: &str) -> Self {
-        Self { url: url.to_owned(), ..Self::default() }
+        Self {
+            url: url.to_owned(),
+            ..Self::default()
+        }
     }
 
     /// The URL with `***` in place of its password; nothing of a URL that can't be read.
@@ -196,7 +199,9 @@ impl Database {
         probe(&location, settings).await?;
         let (writer, reader) = match &location {
             Location::Memory => {
-                let only = connect(memory_pool(settings)).await.map_err(|e| at(&location, &e))?;
+                let only = connect(memory_pool(settings))
+                    .await
+                    .map_err(|e| at(&location, &e))?;
                 (only.clone(), only)
             }
             Location::File(path) => {
@@ -213,7 +218,15 @@ impl Database {
         };
         let backend = location.backend();
         let settings = settings.clone();
-        Ok(Self { inner: Arc::new(Inner { backend, reader, writer, location, settings }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                backend,
+                reader,
+                writer,
+                location,
+                settings,
+            }),
+        })
     }
 
     #[must_use]
@@ -243,7 +256,10 @@ impl Database {
     /// another process kept its lock for too long. Nothing was kept.
     pub async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
         let inner = Arc::clone(&self.inner);
-        #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "it must outlive the caller; see above"
+        )]
         let begun = tokio::spawn(async move { inner.begin().await });
         match begun.await {
             Ok(begun) => begun,
@@ -285,7 +301,9 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
         // sqlx sets the time zone of each session to UTC, so that no hour comes twice.
         Backend::MySql => "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
     };
-    let row = db.query_one_raw(Statement::from_string(db.get_database_backend(), sql)).await?;
+    let row = db
+        .query_one_raw(Statement::from_string(db.get_database_backend(), sql))
+        .await?;
     let row = row.ok_or_else(|| DbErr::RecordNotFound("the clock".to_owned()))?;
     Ok(TimeMs(row.try_get_by_index(0)?))
 }
@@ -296,7 +314,10 @@ impl Inner {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
         };
-        let options = TransactionOptions { sqlite_transaction_mode, ..Default::default() };
+        let options = TransactionOptions {
+            sqlite_transaction_mode,
+            ..Default::default()
+        };
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
@@ -337,7 +358,10 @@ fn pool(url: &str, settings: &DatabaseSettings) -> ConnectOptions {
 fn memory_pool(settings: &DatabaseSettings) -> ConnectOptions {
     let mut options = pool("sqlite::memory:", settings);
     // One connection, and for ever: the data is gone with it.
-    options.max_connections(1).idle_timeout(None).max_lifetime(None);
+    options
+        .max_connections(1)
+        .idle_timeout(None)
+        .max_lifetime(None);
     options.map_sqlx_sqlite_opts(|sqlite| sqlite.foreign_keys(true));
     options
 }
@@ -388,7 +412,10 @@ fn server_pool(url: &str, settings: &DatabaseSettings) -> ConnectOptions {
 
 fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> PgConnectOptions {
     options.application_name("seckill").options([
-        ("statement_timeout", settings.statement_timeout_ms.to_string()),
+        (
+            "statement_timeout",
+            settings.statement_timeout_ms.to_string(),
+        ),
         ("lock_timeout", settings.lock_timeout_ms.to_string()),
         ("default_transaction_isolation", "read committed".to_owned()),
     ])
@@ -447,18 +474,27 @@ async fn probe_once(location: &Location, settings: &DatabaseSettings) -> Result<
         }
         Location::Postgres(url) => {
             let options = PgConnectOptions::from_url(url)?;
-            postgres_session(options, settings).connect().await?.close().await
+            postgres_session(options, settings)
+                .connect()
+                .await?
+                .close()
+                .await
         }
         Location::MySql(url) => {
             let mut connection = MySqlConnectOptions::from_url(url)?.connect().await?;
-            connection.execute(sqlx::AssertSqlSafe(mysql_session(settings))).await?;
+            connection
+                .execute(sqlx::AssertSqlSafe(mysql_session(settings)))
+                .await?;
             connection.close().await
         }
     }
 }
 
 fn unreachable(location: &Location, reason: &str) -> OpenError {
-    OpenError::Unreachable { at: location.to_string(), reason: reason.to_owned() }
+    OpenError::Unreachable {
+        at: location.to_string(),
+        reason: reason.to_owned(),
+    }
 }
 
 /// What failed between the probe and the pool.

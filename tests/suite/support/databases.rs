@@ -51,7 +51,10 @@ impl Fresh {
         };
         let name = format!("seckill_{}", uuid::Uuid::now_v7().simple());
         let admin = admin(&admin_url).await;
-        admin.execute_unprepared(&format!("CREATE DATABASE {name}")).await.unwrap();
+        admin
+            .execute_unprepared(&format!("CREATE DATABASE {name}"))
+            .await
+            .unwrap();
         admin.close().await.unwrap();
         let mut url = url::Url::parse(&admin_url).unwrap();
         url.set_path(&name);
@@ -66,7 +69,11 @@ impl Fresh {
         };
         let database = Database::open(&settings).await.unwrap();
         database.migrate_up().await.unwrap();
-        Self { database, settings, home }
+        Self {
+            database,
+            settings,
+            home,
+        }
     }
 
     /// The settings that it was opened with, to open it once more.
@@ -82,7 +89,11 @@ impl Fresh {
     async fn remove(self) {
         self.database.close().await.unwrap();
         if let Home::Server { admin_url, name } = &self.home {
-            let force = if admin_url.starts_with("postgres") { "WITH (FORCE)" } else { "" };
+            let force = if admin_url.starts_with("postgres") {
+                "WITH (FORCE)"
+            } else {
+                ""
+            };
             let admin = admin(admin_url).await;
             admin
                 .execute_unprepared(&format!("DROP DATABASE {name} {force}"))
