@@ -158,6 +158,20 @@ pub enum Backend {
     MySql,
 }
 
+impl Backend {
+    /// What this connection or transaction speaks.
+    pub fn of<C: ConnectionTrait>(db: &C) -> Self {
+        let backend = db.get_database_backend();
+        if backend == DbBackend::Postgres {
+            Self::Postgres
+        } else if backend == DbBackend::MySql {
+            Self::MySql
+        } else {
+            Self::Sqlite
+        }
+    }
+}
+
 /// An open database; a clone is the same one.
 #[derive(Debug, Clone)]
 pub struct Database {
@@ -213,22 +227,15 @@ impl Database {
         };
         let backend = location.backend();
         let settings = settings.clone();
-        let clock_offset_ms = AtomicI64::new(0);
-        let database = Self {
+        Ok(Self {
             inner: Arc::new(Inner {
                 backend,
                 reader,
                 writer,
                 location,
                 settings,
-                clock_offset_ms,
             }),
-        };
-        database
-            .read_clock()
-            .await
-            .map_err(|e| at(&database.inner.location, &e))?;
-        Ok(database)
+        })
     }
 
     #[must_use]
@@ -320,13 +327,17 @@ impl Database {
     }
 }
 
-/// The database's clock as seen through this connection or transaction.
-pub(crate) async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
-    let sql = match db.get_database_backend() {
-        DbBackend::Postgres => "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+/// The database's clock, asked through this connection or transaction: the time of the question,
+/// not of the transaction's begin.
+///
+/// # Errors
+/// Those of any statement.
+pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
+    let sql = match Backend::of(db) {
+        Backend::Sqlite => return Ok(TimeMs::now()),
+        Backend::Postgres => "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint",
         // sqlx sets the time zone of each session to UTC, so that no hour comes twice.
-        DbBackend::MySql => "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
-        _ => return Ok(TimeMs::now()),
+        Backend::MySql => "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
     };
     let row = db
         .query_one_raw(Statement::from_string(db.get_database_backend(), sql))
@@ -469,19 +480,24 @@ fn mysql_session(settings: &DatabaseSettings) -> String {
 /// it waited. A server that refuses connections may be starting; others are not waited for.
 async fn probe(location: &Location, settings: &DatabaseSettings) -> Result<(), OpenError> {
     let deadline = Instant::now() + Duration::from_millis(settings.connect_timeout_ms);
+    let mut seen = unreachable(location, "it did not answer in time");
     loop {
         // Dropping an attempt at the deadline is fine: it has no transaction.
-        let tried = tokio::time::timeout_at(deadline, probe_once(location, settings)).await;
-        let error = match tried {
+        match tokio::time::timeout_at(deadline, probe_once(location, settings)).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => error,
-            Err(_) => return Err(unreachable(location, "it did not answer in time")),
-        };
-        if !fault::is_starting(&error) || Instant::now() >= deadline {
-            return Err(location::explain(location, &error));
+            Ok(Err(error)) => {
+                seen = location::explain(location, &error);
+                if !fault::is_starting(&error) {
+                    return Err(seen);
+                }
+            }
+            Err(_) => return Err(seen),
         }
-        let pause = Duration::from_millis(100);
-        tokio::time::sleep_until(deadline.min(Instant::now() + pause)).await;
+        if Instant::now() >= deadline {
+            return Err(seen);
+        }
+        let pause = Instant::now() + Duration::from_millis(100);
+        tokio::time::sleep_until(deadline.min(pause)).await;
     }
 }
 

@@ -1,4 +1,8 @@
 //! What an SQL error says about what was kept (I8: an unknown result is never guessed).
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "the errors are not ours; of one that is new nothing is known, which is the safe answer"
+)]
 
 use sea_orm::{
     DbErr, RuntimeErr,
@@ -129,5 +133,42 @@ pub(super) fn is_starting(error: &sqlx::Error) -> bool {
             ) || classify_sqlx(error) == SqlFault::RolledBack
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_or_a_lost_answer_is_unknown() {
+        // Statement completion unknown, cancelled, shut down, transaction already failed.
+        for code in [
+            "40003", "57014", "57P01", "25P02", "08006", "53100", "XX000",
+        ] {
+            assert_eq!(classify_postgres(code), SqlFault::Unknown, "{code}");
+        }
+        // Interrupted, over time (MySQL, MariaDB), killed, gone, error during COMMIT, disk full.
+        for number in [1317, 3024, 1969, 1927, 2006, 1180, 1021] {
+            assert_eq!(classify_mysql(number), SqlFault::Unknown, "{number}");
+        }
+        // I/O error, full, interrupted, corrupt, and some of their extended codes.
+        for code in [10, 13, 9, 11, 266, 2570] {
+            assert_eq!(classify_sqlite(code), SqlFault::Unknown, "{code}");
+        }
+    }
+
+    #[test]
+    fn what_sql_calls_rolled_back_is_repeated() {
+        for code in ["40001", "40P01", "55P03"] {
+            assert_eq!(classify_postgres(code), SqlFault::RolledBack, "{code}");
+        }
+        for number in [1020, 1205, 1213, 3572] {
+            assert_eq!(classify_mysql(number), SqlFault::RolledBack, "{number}");
+        }
+        // Busy, in recovery, an outdated snapshot, a shared cache locked.
+        for code in [5, 261, 517, 6, 262] {
+            assert_eq!(classify_sqlite(code), SqlFault::RolledBack, "{code}");
+        }
     }
 }

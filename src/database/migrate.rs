@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use sea_orm::{
-    ConnectionTrait, DatabaseConnection, DbBackend, DbErr, Statement,
-    sqlx::postgres::PgConnectOptions,
+    ConnectionTrait, DatabaseConnection, DbErr, Statement, sqlx::postgres::PgConnectOptions,
 };
-use seckill_migrations::{Migrator, MigratorTrait, sea_orm_migration::MigrationStatus};
+use seckill_migrations::{Migrator, MigratorTrait};
 use tokio::time::Instant;
 
-use super::{Database, SqlFault, classify, connect, location::Location, pool};
+use super::{Backend, Database, SqlFault, classify, connect, location::Location, pool};
 
 /// How long one migration waits for another.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -42,16 +41,19 @@ impl Database {
     /// # Errors
     /// When the database has steps that this program does not know: it is too old for it.
     pub async fn migration_status(&self) -> Result<Vec<(String, bool)>, DbErr> {
-        let steps = Migrator::get_migration_with_status_read_only(self.reader()).await?;
-        Ok(steps
+        let known = Migrator::migrations();
+        let applied = applied_steps(self.reader()).await?;
+        if let Some(newer) = applied
             .iter()
-            .map(|step| {
-                (
-                    step.name().to_owned(),
-                    step.status() == MigrationStatus::Applied,
-                )
-            })
-            .collect())
+            .find(|name| known.iter().all(|k| k.name() != **name))
+        {
+            return Err(DbErr::Migration(format!(
+                "the database has the step {newer}, which this program does not know: use a \
+                 newer program"
+            )));
+        }
+        let status = |name: &str| (name.to_owned(), applied.iter().any(|one| one == name));
+        Ok(known.iter().map(|step| status(step.name())).collect())
     }
 
     /// Whether every step is applied.
@@ -114,9 +116,40 @@ impl Database {
     }
 }
 
+/// The names in the migrator's table. Its own reader would create the table, which not everyone
+/// may who may look.
+async fn applied_steps(db: &DatabaseConnection) -> Result<Vec<String>, DbErr> {
+    let backend = db.get_database_backend();
+    let exists = match Backend::of(db) {
+        Backend::Postgres => {
+            "SELECT 1 FROM information_schema.tables \
+             WHERE table_schema = current_schema() AND table_name = 'seaql_migrations'"
+        }
+        Backend::MySql => {
+            "SELECT 1 FROM information_schema.tables \
+             WHERE table_schema = DATABASE() AND table_name = 'seaql_migrations'"
+        }
+        Backend::Sqlite => {
+            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'seaql_migrations'"
+        }
+    };
+    if db
+        .query_one_raw(Statement::from_string(backend, exists))
+        .await?
+        .is_none()
+    {
+        return Ok(Vec::new());
+    }
+    let names = "SELECT version FROM seaql_migrations ORDER BY version";
+    let rows = db
+        .query_all_raw(Statement::from_string(backend, names))
+        .await?;
+    rows.iter().map(|row| row.try_get_by_index(0)).collect()
+}
+
 async fn migrate_server(db: &DatabaseConnection, direction: Direction) -> Result<(), DbErr> {
     let backend = db.get_database_backend();
-    if backend == DbBackend::Postgres {
+    if Backend::of(db) == Backend::Postgres {
         // "seckill" in ASCII; locks of this kind belong to one database.
         let lock = "SELECT pg_advisory_lock(x'7365636b696c6c'::bigint)";
         db.execute_unprepared(lock).await?;

@@ -1,6 +1,6 @@
 //! The durable record of a reservation, and of the work that it still has.
 
-use sea_orm::entity::prelude::*;
+use sea_orm::{entity::prelude::*, sea_query::SimpleExpr};
 
 /// The most characters of `reason`.
 pub const REASON_MAX_CHARS: usize = 200;
@@ -22,6 +22,30 @@ pub enum OutboxState {
     Released,
     Refused,
     Dead,
+}
+
+/// Rows in `state` with work to do: `Pending` or `Releasing`.
+///
+/// The words stand in the SQL: with bound values SQLite leaves the partial index aside, and so
+/// may PostgreSQL. One state at a time: over two, MySQL sorts, and a locking read then locks
+/// every due row and not only those of its LIMIT. Add `next_attempt_time <= now`, ordered by
+/// (`next_attempt_time`, `id`).
+#[must_use]
+pub fn due(state: OutboxState) -> SimpleExpr {
+    Expr::cust(format!(
+        "state IN ('pending', 'releasing') AND state = '{}'",
+        state.to_value()
+    ))
+}
+
+/// Rows in `state` with a hold that ends: `Pending` or `Done`; as [`due`], one state at a time.
+/// Add `expire_time <= now`, ordered by (`expire_time`, `id`).
+#[must_use]
+pub fn expiring(state: OutboxState) -> SimpleExpr {
+    Expr::cust(format!(
+        "expire_time IS NOT NULL AND state IN ('pending', 'done') AND state = '{}'",
+        state.to_value()
+    ))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, DeriveEntityModel)]

@@ -1,0 +1,3 @@
+//! What tests start and stop.
+
+pub(crate) mod databases;
