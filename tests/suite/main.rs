@@ -1,0 +1,11 @@
+//! The behaviour of the whole, one file per behaviour; `support` starts what it needs.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test may fail by panicking, on whatever it did not expect"
+)]
+
+mod engine_differential;
+mod engine_redis;
+mod support;
