@@ -1,9 +1,11 @@
-//! The one test binary: one module per behaviour, and `support` to start things with.
+//! The behaviour of the whole, one file per behaviour; `support` starts what it needs.
+
 #![allow(
     clippy::unwrap_used,
-    reason = "a test that fails may say so by a panic"
+    clippy::wildcard_enum_match_arm,
+    reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod engine_differential;
+mod engine_redis;
 mod support;
-
-mod database;

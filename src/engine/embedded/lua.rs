@@ -124,12 +124,16 @@ impl Vm {
         Ok(function)
     }
 
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "Redis replies nil for any other value"
+    )]
     /// Redis's conversion: a number loses its fraction, true is 1, false is nil, a table is an
     /// error, a status, or an array up to its first nil.
     fn reply(&self, value: &mlua::Value, depth: u32) -> Result<Value, String> {
         match value {
             mlua::Value::String(text) => Ok(Value::Bulk(text.as_bytes().to_vec())),
-            mlua::Value::Integer(number) => Ok(Value::Int(*number as i64)),
+            mlua::Value::Integer(number) => Ok(Value::Int(*number)),
             #[allow(
                 clippy::cast_possible_truncation,
                 reason = "what Redis does, but defined"
@@ -154,10 +158,11 @@ impl Vm {
         }
         let mut items = Vec::with_capacity(table.raw_len());
         for at in 1.. {
-            match table.raw_get(at).map_err(internal)? {
-                mlua::Value::Nil => break,
-                item => items.push(self.reply(&item, depth + 1)?),
+            let item: mlua::Value = table.raw_get(at).map_err(internal)?;
+            if item.is_nil() {
+                break;
             }
+            items.push(self.reply(&item, depth + 1)?);
         }
         Ok(Value::Array(items))
     }
@@ -272,10 +277,15 @@ fn text(bytes: &[u8]) -> Either<&str, &bstr::BStr> {
     }
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "Redis takes nothing else")]
 fn exact_text(value: &mlua::Value) -> Option<BString> {
     match value {
         mlua::Value::String(text) => Some(text.as_bytes().to_vec().into()),
-        mlua::Value::Integer(number) => Some(number.to_string().into()),
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "it was a Lua number, so it is one of them"
+        )]
+        mlua::Value::Integer(number) => Some(number_text(*number as f64).into()),
         mlua::Value::Number(number) => Some(number_text(*number).into()),
         _ => None,
     }
