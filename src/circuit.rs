@@ -2,11 +2,9 @@
 //!
 //! Whoever sees the store fail trips it; the one probe in `server` closes it again.
 
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use tokio::sync::Notify;
@@ -25,7 +23,12 @@ impl Circuit {
     /// A closed circuit in front of `store`.
     #[must_use]
     pub fn new(store: &'static str) -> Self {
-        Self { store, open: AtomicBool::new(false), why: Mutex::default(), tripped: Notify::new() }
+        Self {
+            store,
+            open: AtomicBool::new(false),
+            why: Mutex::default(),
+            tripped: Notify::new(),
+        }
     }
 
     /// Whether calls are to be refused.
@@ -51,6 +54,9 @@ impl Circuit {
 
     /// What the store answered last when it failed.
     pub fn why(&self) -> String {
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.why
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }

@@ -37,7 +37,10 @@ pub enum IdError {
 
 fn check_name(text: &str) -> Result<(), IdError> {
     if text.is_empty() || text.len() > MAX_NAME_LEN {
-        return Err(IdError::NameLength { max: MAX_NAME_LEN, len: text.len() });
+        return Err(IdError::NameLength {
+            max: MAX_NAME_LEN,
+            len: text.len(),
+        });
     }
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     match text.bytes().position(|b| !allowed(b)) {
@@ -48,7 +51,10 @@ fn check_name(text: &str) -> Result<(), IdError> {
 
 fn check_token(text: &str) -> Result<(), IdError> {
     if text.is_empty() || text.len() > MAX_TOKEN_LEN {
-        return Err(IdError::TokenLength { max: MAX_TOKEN_LEN, len: text.len() });
+        return Err(IdError::TokenLength {
+            max: MAX_TOKEN_LEN,
+            len: text.len(),
+        });
     }
     match text.bytes().position(|b| !b.is_ascii_graphic()) {
         Some(at) => Err(IdError::TokenCharacter { at }),
@@ -194,13 +200,19 @@ impl TimeMs {
     /// This time, later by `span`.
     #[must_use]
     pub fn plus(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
+        )
     }
 
     /// This time, earlier by `span`.
     #[must_use]
     pub fn minus(self, span: Duration) -> Self {
-        Self(self.0.saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
+        )
     }
 
     /// How long after `earlier` this is; zero when it is not.
@@ -286,17 +298,27 @@ pub enum ReserveOutcome {
     NotStarted,
     Paused,
     Ended,
-    QuantityLimit { max: u32 },
+    QuantityLimit {
+        max: u32,
+    },
     NotWarmed,
     /// This call's request holds the reservation; `replayed` when it won before.
-    Reserved { reservation: Reservation, replayed: bool, remaining: Option<u64> },
+    Reserved {
+        reservation: Reservation,
+        replayed: bool,
+        remaining: Option<u64>,
+    },
     /// This request won and was given back.
     Released,
     /// The buyer has all allowed orders; the one held, where it could be told.
-    Duplicate { existing: Option<Reservation> },
+    Duplicate {
+        existing: Option<Reservation>,
+    },
     SoldOut,
     /// Some are left, fewer than asked.
-    Insufficient { remaining: u64 },
+    Insufficient {
+        remaining: u64,
+    },
 }
 
 /// What a Release comes to; only `Released` changes anything.
@@ -354,7 +376,11 @@ pub struct ConfirmRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservationQuery {
     ById(ReservationId),
-    ByRequest { offer: OfferKey, buyer: BuyerId, request_id: RequestId },
+    ByRequest {
+        offer: OfferKey,
+        buyer: BuyerId,
+        request_id: RequestId,
+    },
 }
 
 /// Why SQL refused a reservation that the engine had taken.

@@ -387,3 +387,6 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,12 +41,19 @@ impl Caller {
     /// A caller who is there as long as `connection` is held, and until `deadline`.
     #[must_use]
     pub fn new(connection: &Arc<()>, deadline: Option<Instant>) -> Self {
-        Self { connection: Some(Arc::downgrade(connection)), deadline }
+        Self {
+            connection: Some(Arc::downgrade(connection)),
+            deadline,
+        }
     }
 
     fn has_left(&self) -> bool {
-        self.connection.as_ref().is_some_and(|held| held.strong_count() == 0)
-            || self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+        self.connection
+            .as_ref()
+            .is_some_and(|held| held.strong_count() == 0)
+            || self
+                .deadline
+                .is_some_and(|deadline| deadline <= Instant::now())
     }
 }
 
@@ -139,7 +146,10 @@ impl Segment {
     /// [`TakeError::WentBack`] when the engine has lost writes.
     pub fn observe(&self, before: Stamp, found: Stamp) -> Result<(), TakeError> {
         if found < before {
-            return Err(TakeError::WentBack { seen: before, found });
+            return Err(TakeError::WentBack {
+                seen: before,
+                found,
+            });
         }
         let mut seen = locked(&self.seen);
         *seen = found.max(*seen);
@@ -150,21 +160,31 @@ impl Segment {
     ///
     /// # Errors
     /// [`TakeError`]; only after `Engine(Unknown)` and `WentBack` may units be held.
-    pub async fn take(self: &Arc<Self>, take: Take, caller: Caller) -> Result<TakeReply, TakeError> {
+    pub async fn take(
+        self: &Arc<Self>,
+        take: Take,
+        caller: Caller,
+    ) -> Result<TakeReply, TakeError> {
         let (reply, answer) = oneshot::channel();
         {
             let mut queue = locked(&self.queue);
             if queue.waiting.len() >= QUEUE {
                 return Err(TakeError::Overloaded);
             }
-            queue.waiting.push_back(Waiting { take, caller, reply });
+            queue.waiting.push_back(Waiting {
+                take,
+                caller,
+                reply,
+            });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
         }
         answer.await.unwrap_or_else(|_| {
-            Err(TakeError::Engine(EngineError::Unknown("the worker of this segment died".into())))
+            Err(TakeError::Engine(EngineError::Unknown(
+                "the worker of this segment died".into(),
+            )))
         })
     }
 
@@ -217,7 +237,12 @@ impl Segment {
                         for (waiting, taken) in batch.into_iter().zip(reserved.answers) {
                             let (stamp, stock) = (reserved.stamp, reserved.stock);
                             // The task that waits may have been aborted with the runtime.
-                            let _ = waiting.reply.send(Ok(TakeReply { taken, stamp, stock, time }));
+                            let _ = waiting.reply.send(Ok(TakeReply {
+                                taken,
+                                stamp,
+                                stock,
+                                time,
+                            }));
                         }
                         return;
                     }
