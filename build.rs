@@ -13,6 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     // The whole set, imports too: reflection answers questions about imported types from it.
     fs::write(out.join("seckill.v1.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .codec_path("crate::api::codec::SmallBuffers")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
 
 pub mod admin;
+pub mod codec;
 pub mod convert;
 pub mod seckill;
 pub mod stack;
@@ -33,6 +34,7 @@ pub mod pb {
 use std::{sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic_reflection::server::{Builder, v1, v1alpha};
 use tracing::Instrument as _;
 
 use crate::{
@@ -72,4 +74,22 @@ impl Services {
         work.await
             .unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
     }
+}
+
+/// The reflection services of both versions; older tools know only `v1alpha`.
+#[must_use]
+pub fn reflection() -> (
+    v1::ServerReflectionServer<impl v1::ServerReflection>,
+    v1alpha::ServerReflectionServer<impl v1alpha::ServerReflection>,
+) {
+    let builder = || {
+        Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let built = "both sets come from a compiler";
+    (
+        builder().build_v1().expect(built),
+        builder().build_v1alpha().expect(built),
+    )
 }

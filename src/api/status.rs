@@ -204,3 +204,6 @@ impl error::Error for Ours {}
 pub(super) fn is_ours(status: &Status) -> bool {
     error::Error::source(status).is_some_and(|source| source.is::<Ours>())
 }
+
+#[cfg(test)]
+mod tests;

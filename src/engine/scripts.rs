@@ -86,7 +86,6 @@ pub enum Taken {
     Duplicate {
         slot: u32,
         record: Record,
-        unacked: bool,
     },
     SoldOut,
     Insufficient {
@@ -242,7 +241,6 @@ impl SegmentScripts {
                 "duplicate" => Taken::Duplicate {
                     slot: answer.number()?,
                     record: answer.record()?,
-                    unacked: answer.number::<u32>()? == 1,
                 },
                 "sold_out" => Taken::SoldOut,
                 "insufficient" => Taken::Insufficient {
