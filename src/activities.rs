@@ -71,8 +71,7 @@ impl Activities {
         actor: &str,
     ) -> Result<ActivityView, Error> {
         let id = spec.activity_id.clone();
-        self.repeat(|| self.create_transaction(&spec, actor))
-            .await?;
+        self.repeat(|| self.create_transaction(&spec, actor)).await?;
         let view = self.get(&id).await?;
         if !is_same(&spec, &view) {
             return Err(Error::ActivityExists(id.to_string()));
@@ -93,21 +92,13 @@ impl Activities {
             activities::Entity::insert(new_activity(spec, now))
                 .exec_without_returning(&transaction)
                 .await?;
-            insert_ignore(
-                &transaction,
-                spec.offers.iter().map(|o| new_offer(id, o)).collect(),
-            )
-            .await?;
+            insert_ignore(&transaction, spec.offers.iter().map(|o| new_offer(id, o)).collect())
+                .await?;
             let detail = serde_json::json!({ "title": spec.title, "offers": spec.offers.len() });
             write_audit(
                 &transaction,
                 now,
-                Audit {
-                    actor,
-                    action: "create",
-                    activity_id: id,
-                    detail,
-                },
+                Audit { actor, action: "create", activity_id: id, detail },
             )
             .await
         }
@@ -117,10 +108,7 @@ impl Activities {
             // Another call created it in between: then it is read and compared.
             Err(error) if classify(&error) == SqlFault::Data => {
                 let _ = transaction.rollback().await;
-                match activities::Entity::find_by_id(id)
-                    .one(self.database.reader())
-                    .await?
-                {
+                match activities::Entity::find_by_id(id).one(self.database.reader()).await? {
                     Some(_) => Ok(()),
                     None => Err(error),
                 }
@@ -167,13 +155,9 @@ impl Activities {
             let (start_time, id) = read_token(&query)
                 .ok_or_else(|| Error::invalid("page_token", "is not a token of this list"))?;
             select = select.filter(
-                Condition::any()
-                    .add(activities::Column::StartTime.lt(start_time))
-                    .add(
-                        activities::Column::StartTime
-                            .eq(start_time)
-                            .and(activities::Column::Id.gt(id)),
-                    ),
+                Condition::any().add(activities::Column::StartTime.lt(start_time)).add(
+                    activities::Column::StartTime.eq(start_time).and(activities::Column::Id.gt(id)),
+                ),
             );
         }
         let page_size = u64::from(query.page_size);
@@ -190,10 +174,7 @@ impl Activities {
             Some(last) if more => write_token(query.state, last),
             Some(_) | None => String::new(),
         };
-        Ok((
-            rows.into_iter().map(|row| view(row, Vec::new())).collect(),
-            next,
-        ))
+        Ok((rows.into_iter().map(|row| view(row, Vec::new())).collect(), next))
     }
 
     /// `PENDING_REVIEW → SCHEDULED`.
@@ -208,8 +189,7 @@ impl Activities {
     ) -> Result<ActivityView, Error> {
         let from = [ActivityState::PendingReview];
         let needed = "only an activity in pending_review can be approved";
-        self.change_state(id, &from, ActivityState::Scheduled, actor, reason, needed)
-            .await
+        self.change_state(id, &from, ActivityState::Scheduled, actor, reason, needed).await
     }
 
     /// Ends a sale by hand: from `SCHEDULED`, `ACTIVE` or `PAUSED`.
@@ -222,14 +202,9 @@ impl Activities {
         actor: &str,
         reason: &str,
     ) -> Result<ActivityView, Error> {
-        let from = [
-            ActivityState::Scheduled,
-            ActivityState::Active,
-            ActivityState::Paused,
-        ];
+        let from = [ActivityState::Scheduled, ActivityState::Active, ActivityState::Paused];
         let needed = "only an activity that is scheduled, active or paused can be ended";
-        self.change_state(id, &from, ActivityState::Ended, actor, reason, needed)
-            .await
+        self.change_state(id, &from, ActivityState::Ended, actor, reason, needed).await
     }
 
     /// Starts and ends activities by the database's clock; any instance may do it.
@@ -263,10 +238,7 @@ impl Activities {
                 | ActivityState::Ended
                 | ActivityState::Settled => continue,
             };
-            match self
-                .change_state(&activity.id, &[activity.state], to, "clock", why, "")
-                .await
-            {
+            match self.change_state(&activity.id, &[activity.state], to, "clock", why, "").await {
                 Ok(_) if to == ActivityState::Active => moved.started += 1,
                 Ok(_) => moved.ended += 1,
                 // Another instance, or an operator, was there first.
@@ -288,16 +260,11 @@ impl Activities {
         reason: &str,
         needed: &'static str,
     ) -> Result<ActivityView, Error> {
-        let changed = self
-            .repeat(|| self.change_state_transaction(id, from, to, actor, reason))
-            .await?;
+        let changed =
+            self.repeat(|| self.change_state_transaction(id, from, to, actor, reason)).await?;
         if !changed {
             let current = self.get(id).await?.state;
-            return Err(Error::WrongActivityState {
-                activity_id: id.to_string(),
-                current,
-                needed,
-            });
+            return Err(Error::WrongActivityState { activity_id: id.to_string(), current, needed });
         }
         tracing::info!(activity = %id, state = to.as_str(), actor, reason, "the activity moved");
         self.catalog.refresh_one(id).await?;
@@ -315,9 +282,7 @@ impl Activities {
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let written = async {
-            let allowed = from
-                .iter()
-                .map(|&state| activities::ActivityState::from(state));
+            let allowed = from.iter().map(|&state| activities::ActivityState::from(state));
             let result = activities::Entity::update_many()
                 .col_expr(
                     activities::Column::State,
@@ -336,12 +301,7 @@ impl Activities {
                 return Ok(false);
             }
             let detail = serde_json::json!({ "to": to.as_str(), "reason": reason });
-            let audit = Audit {
-                actor,
-                action: "change_state",
-                activity_id: id.as_str(),
-                detail,
-            };
+            let audit = Audit { actor, action: "change_state", activity_id: id.as_str(), detail };
             write_audit(&transaction, now, audit).await?;
             Ok(true)
         }
@@ -493,10 +453,7 @@ async fn write_audit(
         sku_id: Set(None),
         detail: Set(entry.detail.to_string()),
     };
-    audit::Entity::insert(row)
-        .exec_without_returning(transaction)
-        .await
-        .map(|_| ())
+    audit::Entity::insert(row).exec_without_returning(transaction).await.map(|_| ())
 }
 
 /// The last row of a page, and the filter that the token is good for.

@@ -37,9 +37,7 @@ impl Reservations {
             Phase::Open => {}
         }
         if request.quantity > offer.max_quantity {
-            return Ok(Admit::No(ReserveOutcome::QuantityLimit {
-                max: offer.max_quantity,
-            }));
+            return Ok(Admit::No(ReserveOutcome::QuantityLimit { max: offer.max_quantity }));
         }
         if !offer.is_warm() {
             if self.not_warmed_seen.fetch_add(1, Ordering::Relaxed) == 0 {

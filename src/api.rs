@@ -71,8 +71,7 @@ impl Services {
             return Err(Error::ShuttingDown);
         }
         let work = self.tasks.spawn(work.in_current_span());
-        work.await
-            .unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
+        work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
     }
 }
 
@@ -88,8 +87,5 @@ pub fn reflection() -> (
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let built = "both sets come from a compiler";
-    (
-        builder().build_v1().expect(built),
-        builder().build_v1alpha().expect(built),
-    )
+    (builder().build_v1().expect(built), builder().build_v1alpha().expect(built))
 }

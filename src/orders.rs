@@ -58,11 +58,7 @@ pub async fn place(
             .filter(orders::Column::ReservationId.is_in(ids))
             .all(transaction)
             .await?;
-        stored.extend(
-            found
-                .into_iter()
-                .map(|order| (order.reservation_id.clone(), order)),
-        );
+        stored.extend(found.into_iter().map(|order| (order.reservation_id.clone(), order)));
     }
     Ok(rows
         .iter()

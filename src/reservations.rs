@@ -140,14 +140,12 @@ impl Reservations {
                 frozen()
             }
             TakeError::WentBack { found, .. } => {
-                self.recovery
-                    .freeze_and_rebuild(offer, found.epoch, "went_back");
+                self.recovery.freeze_and_rebuild(offer, found.epoch, "went_back");
                 frozen()
             }
             TakeError::Engine(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "a script failed on this offer's keys");
-                self.recovery
-                    .freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
+                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
                 frozen()
             }
             TakeError::Engine(error) => {
@@ -178,11 +176,7 @@ impl Reservations {
                 let row = new_row(offer, reply.stamp.epoch, &take.buyer, slot, record, request);
                 return self.record(offer, row, false, Some(reply.stock)).await;
             }
-            Taken::Replayed {
-                slot,
-                record,
-                unacked,
-            } => {
+            Taken::Replayed { slot, record, unacked } => {
                 if record.quantity != request.quantity {
                     return Err(Error::RequestIdConflict {
                         field: "quantity",
@@ -194,14 +188,9 @@ impl Reservations {
                     let row = new_row(offer, reply.stamp.epoch, &take.buyer, slot, record, request);
                     return self.record(offer, row, true, Some(reply.stock)).await;
                 }
-                if record
-                    .expire_time
-                    .is_some_and(|time| time <= self.database.clock())
-                {
+                if record.expire_time.is_some_and(|time| time <= self.database.clock()) {
                     // The hold may be over although the engine still has it.
-                    return Ok(Step::Done(
-                        self.stored_answer(&record.reservation_id).await?,
-                    ));
+                    return Ok(Step::Done(self.stored_answer(&record.reservation_id).await?));
                 }
                 ReserveOutcome::Reserved {
                     reservation: held(offer, &take.buyer, record, ReservationState::Queued),
@@ -210,9 +199,7 @@ impl Reservations {
                 }
             }
             Taken::Released => self.stored_answer(&take.reservation_id).await?,
-            Taken::Duplicate {
-                record, unacked, ..
-            } => ReserveOutcome::Duplicate {
+            Taken::Duplicate { record, unacked, .. } => ReserveOutcome::Duplicate {
                 existing: Some(held(offer, &take.buyer, record, state_of(unacked))),
             },
             Taken::SoldOut => ReserveOutcome::SoldOut,
@@ -239,11 +226,7 @@ impl Reservations {
                     reservation.order_no.clone(),
                     reservation.expire_time,
                 );
-                Ok(Step::Done(ReserveOutcome::Reserved {
-                    reservation,
-                    replayed,
-                    remaining,
-                }))
+                Ok(Step::Done(ReserveOutcome::Reserved { reservation, replayed, remaining }))
             }
             Ok(Written::Refused(row)) => {
                 self.undo_refused(offer, &row, epoch).await;
@@ -266,10 +249,9 @@ impl Reservations {
                 "SQL refuses a reservation of {} for its own data: {why}",
                 offer.key
             ))),
-            Err(WriteError::NoOffer) => Err(Error::internal(format!(
-                "{} is sold but not in SQL",
-                offer.key
-            ))),
+            Err(WriteError::NoOffer) => {
+                Err(Error::internal(format!("{} is sold but not in SQL", offer.key)))
+            }
         }
     }
 
@@ -307,37 +289,26 @@ impl Reservations {
     /// Runs release.lua for a row that SQL holds as releasing, released or refused. When the
     /// engine can't say now, a rebuild or the poller does the rest.
     async fn give_back(&self, offer: &Arc<Offer>, row: &Row) -> Option<GivenBack> {
-        let (Ok(id), Ok(buyer)) = (
-            ReservationId::new(&row.reservation_id),
-            BuyerId::new(&row.user_id),
-        ) else {
-            tracing::error!(
-                row = row.id,
-                "an outbox row holds ids that we would never write"
-            );
+        let (Ok(id), Ok(buyer)) =
+            (ReservationId::new(&row.reservation_id), BuyerId::new(&row.user_id))
+        else {
+            tracing::error!(row = row.id, "an outbox row holds ids that we would never write");
             return None;
         };
         let before = offer.segment.seen();
-        match offer
-            .segment
-            .scripts
-            .release(row.row_epoch(), &id, &buyer)
-            .await
-        {
+        match offer.segment.scripts.release(row.row_epoch(), &id, &buyer).await {
             Ok(given_back) => {
                 if let GivenBack::NotReserved { stamp, .. } | GivenBack::Released { stamp, .. } =
                     &given_back
                     && offer.segment.observe(before, *stamp).is_err()
                 {
-                    self.recovery
-                        .freeze_and_rebuild(offer, stamp.epoch, "went_back");
+                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "went_back");
                 }
                 Some(given_back)
             }
             Err(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "release.lua failed on these keys");
-                self.recovery
-                    .freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
+                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
                 None
             }
             Err(error) => {
@@ -363,19 +334,12 @@ impl Reservations {
             | outbox::OutboxState::Done
             | outbox::OutboxState::Dead => {
                 let reservation = row.reservation()?;
-                if reservation
-                    .expire_time
-                    .is_some_and(|time| time <= self.database.clock())
-                {
+                if reservation.expire_time.is_some_and(|time| time <= self.database.clock()) {
                     // Nobody confirmed it in time; the expiry worker is on its way.
                     return Ok(ReserveOutcome::Released);
                 }
                 let reservation = self.with_order_state(reservation).await?;
-                Ok(ReserveOutcome::Reserved {
-                    reservation,
-                    replayed: true,
-                    remaining: None,
-                })
+                Ok(ReserveOutcome::Reserved { reservation, replayed: true, remaining: None })
             }
         }
     }
@@ -410,11 +374,7 @@ impl Reservations {
 }
 
 fn state_of(unacked: bool) -> ReservationState {
-    if unacked {
-        ReservationState::Held
-    } else {
-        ReservationState::Queued
-    }
+    if unacked { ReservationState::Held } else { ReservationState::Queued }
 }
 
 fn new_row(

@@ -10,7 +10,11 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
 
 mod listener;
 mod workers;
@@ -18,7 +22,7 @@ mod workers;
 use crate::{
     activities::Activities,
     admission::catalog::Catalog,
-    api::{self, Services, pb},
+    api::{self, Services, pb, stack},
     circuit::Circuit,
     config::Settings,
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
@@ -41,6 +45,9 @@ use crate::{
 /// The lease of the one process that may run an embedded engine over a database.
 const EMBEDDED_LEASE: &str = "embedded_engine";
 const EMBEDDED_LEASE_TTL: Duration = Duration::from_secs(3);
+const MAX_PENDING_RESETS: usize = 1_000;
+const MAX_HEADER_BYTES: u32 = 16 * 1_024;
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Offers rebuilt at the same time when the embedded engine starts.
 const REBUILDS_AT_ONCE: usize = 8;
 
@@ -303,9 +310,24 @@ impl Server {
             max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
         });
         let stop_serving = CancellationToken::new();
-        let router = api::router(services, &health, &settings.grpc);
         let incoming = listener::incoming(listener, &settings.grpc);
         let stop = stop_serving.clone().cancelled_owned();
+        let (reflection_v1, reflection_v1alpha) = api::reflection();
+        let router = tonic::transport::Server::builder()
+            .layer(stack::layers())
+            .max_concurrent_streams(settings.grpc.max_concurrent_streams)
+            // A gateway whose callers all hit one deadline resets as many calls as it has open.
+            .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .http2_keepalive_interval(Some(Duration::from_secs(settings.grpc.keepalive_s)))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            // Never with a grace: that turns GOAWAY off.
+            .max_connection_age(Duration::from_secs(settings.grpc.max_connection_age_s))
+            .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
+            .add_service(reflection_v1)
+            .add_service(reflection_v1alpha)
+            .add_service(stack::admin(services.clone()))
+            .add_service(stack::seckill(services));
         #[allow(clippy::disallowed_methods, reason = "the one task that `stop` waits for apart")]
         let serving = tokio::spawn(async move {
             if let Err(error) = router.serve_with_incoming_shutdown(incoming, stop).await {

@@ -93,15 +93,7 @@ impl StockFeed {
         tasks: TaskTracker,
         shutdown: CancellationToken,
     ) -> Self {
-        Self {
-            catalog,
-            recovery,
-            engine_circuit,
-            options,
-            hubs: Mutex::default(),
-            tasks,
-            shutdown,
-        }
+        Self { catalog, recovery, engine_circuit, options, hubs: Mutex::default(), tasks, shutdown }
     }
 
     /// Watches offers of one activity, all of them when none is named.
@@ -122,10 +114,7 @@ impl StockFeed {
             request.sku_ids.clone()
         };
         let (hub, mut boards) = self.join(&activity, &sku_ids);
-        let interest = Interest {
-            hub,
-            sku_ids: sku_ids.clone(),
-        };
+        let interest = Interest { hub, sku_ids: sku_ids.clone() };
         self.first_figures(&activity, &mut boards, &sku_ids).await?;
         let watcher = Watcher {
             activity_id: activity.id.clone(),
@@ -152,11 +141,8 @@ impl StockFeed {
         boards: &mut watch::Receiver<Arc<Board>>,
         sku_ids: &[SkuId],
     ) -> Result<(), Error> {
-        let all_there = boards.wait_for(|board| {
-            sku_ids
-                .iter()
-                .all(|sku_id| board.figures.contains_key(sku_id))
-        });
+        let all_there = boards
+            .wait_for(|board| sku_ids.iter().all(|sku_id| board.figures.contains_key(sku_id)));
         if let Ok(Ok(_)) = tokio::time::timeout(FIRST_FIGURES, all_there).await {
             return Ok(());
         }
@@ -165,10 +151,7 @@ impl StockFeed {
         }
         let missing = {
             let board = boards.borrow();
-            sku_ids
-                .iter()
-                .find(|sku_id| !board.figures.contains_key(*sku_id))
-                .cloned()
+            sku_ids.iter().find(|sku_id| !board.figures.contains_key(*sku_id)).cloned()
         };
         match missing {
             Some(sku_id) => Err(Error::OfferFrozen(activity.offer(&sku_id)?.key.clone())),
@@ -225,9 +208,7 @@ impl StockFeed {
             return false;
         };
         let wanted: Vec<SkuId> = locked(&hub.wanted).keys().cloned().collect();
-        let offers = wanted
-            .iter()
-            .filter_map(|sku_id| activity.offers.get(sku_id).cloned());
+        let offers = wanted.iter().filter_map(|sku_id| activity.offers.get(sku_id).cloned());
         let found: Vec<(SkuId, Figures)> = stream::iter(offers.collect::<Vec<_>>())
             .map(|offer| async move {
                 let figures = self.figures(&offer).await?;
@@ -237,18 +218,14 @@ impl StockFeed {
             .filter_map(|found| async move { found })
             .collect()
             .await;
-        hub.board
-            .send_if_modified(|board| publish(board, activity.state, found));
+        hub.board.send_if_modified(|board| publish(board, activity.state, found));
         activity.state == ActivityState::Settled
     }
 
     /// The offer's figures, unless they are in doubt.
     async fn figures(&self, offer: &Arc<Offer>) -> Option<Figures> {
         if !offer.is_warm() {
-            let stamp = Stamp {
-                epoch: offer.segment.epoch(),
-                revision: 0,
-            };
+            let stamp = Stamp { epoch: offer.segment.epoch(), revision: 0 };
             let observe_time = TimeMs::now();
             return Some(Figures {
                 total: offer.total,
@@ -264,8 +241,7 @@ impl StockFeed {
         match offer.segment.scripts.levels().await {
             Ok(Ok(levels)) => {
                 if offer.segment.observe(before, levels.stamp).is_err() {
-                    self.recovery
-                        .freeze_and_rebuild(offer, levels.stamp.epoch, "went_back");
+                    self.recovery.freeze_and_rebuild(offer, levels.stamp.epoch, "went_back");
                     return None;
                 }
                 Some(Figures {
@@ -294,10 +270,7 @@ impl StockFeed {
 /// Puts newer figures on the board; answers whether anything is new.
 fn publish(board: &mut Arc<Board>, state: ActivityState, found: Vec<(SkuId, Figures)>) -> bool {
     let is_new = |(sku_id, figures): &(SkuId, Figures)| {
-        board
-            .figures
-            .get(sku_id)
-            .is_none_or(|known| figures.stamp > known.stamp)
+        board.figures.get(sku_id).is_none_or(|known| figures.stamp > known.stamp)
     };
     let news: Vec<(SkuId, Figures)> = found.into_iter().filter(is_new).collect();
     if news.is_empty() && board.state == Some(state) {
@@ -366,9 +339,8 @@ impl Watcher {
                 return None;
             }
             let heartbeat_due = self.last_message + self.heartbeat;
-            let paused_until = self
-                .look_through()
-                .map_or(heartbeat_due, |at| at.min(heartbeat_due));
+            let paused_until =
+                self.look_through().map_or(heartbeat_due, |at| at.min(heartbeat_due));
             if !self.pending.is_empty() {
                 continue;
             }
@@ -426,11 +398,7 @@ impl Watcher {
                 continue;
             };
             let now = Instant::now();
-            let sent = Sent {
-                stamp: figures.stamp,
-                state,
-                at: now,
-            };
+            let sent = Sent { stamp: figures.stamp, state, at: now };
             let snapshot = self.sent.insert(sku_id.clone(), sent).is_none();
             self.last_message = now;
             return Some(self.update(sku_id, *figures, state, snapshot, false));
@@ -443,10 +411,7 @@ impl Watcher {
         let board = self.boards.borrow().clone();
         self.heartbeat_turn += 1;
         self.last_message = Instant::now();
-        let sku_id = self
-            .sku_ids
-            .get(self.heartbeat_turn % self.sku_ids.len().max(1))?
-            .clone();
+        let sku_id = self.sku_ids.get(self.heartbeat_turn % self.sku_ids.len().max(1))?.clone();
         let figures = *board.figures.get(&sku_id)?;
         Some(self.update(sku_id, figures, board.state?, false, true))
     }

@@ -62,16 +62,9 @@ async fn run(manager: &SchemaManager<'_>, sql: &str) -> Result<(), DbErr> {
         "INTEGER PRIMARY KEY AUTOINCREMENT"
     };
     // The default collation of MySQL takes `A` and `a` for one id.
-    let ascii = if mysql {
-        " CHARACTER SET ascii COLLATE ascii_bin"
-    } else {
-        ""
-    };
-    let table = if mysql {
-        "ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
-    } else {
-        ""
-    };
+    let ascii = if mysql { " CHARACTER SET ascii COLLATE ascii_bin" } else { "" };
+    let table =
+        if mysql { "ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin" } else { "" };
     let sql = sql
         .replace("{serial}", serial)
         .replace("{name}", &format!("VARCHAR(64){ascii}"))

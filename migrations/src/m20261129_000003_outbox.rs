@@ -66,10 +66,7 @@ impl MigrationTrait for Migration {
                 {indexes}
             ) {table}";
         run(manager, &table.replace("{indexes}", indexes)).await?;
-        for index in [due, expiring, paging]
-            .into_iter()
-            .filter(|index| !index.is_empty())
-        {
+        for index in [due, expiring, paging].into_iter().filter(|index| !index.is_empty()) {
             run(manager, index).await?;
         }
         Ok(())

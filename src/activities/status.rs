@@ -53,14 +53,7 @@ impl Activities {
             ..PipelineStatus::default()
         };
         let offers: Vec<Arc<Offer>> = match id {
-            Some(id) => self
-                .catalog
-                .activity(id)
-                .await?
-                .offers
-                .values()
-                .cloned()
-                .collect(),
+            Some(id) => self.catalog.activity(id).await?.offers.values().cloned().collect(),
             None => self
                 .catalog
                 .all()
@@ -93,11 +86,8 @@ impl Activities {
 
     /// By offer key; an offer that is frozen has no levels. `None` while the engine is away.
     async fn levels_of(&self, offers: &[Arc<Offer>]) -> Option<HashMap<String, Option<Levels>>> {
-        let warm: Vec<Arc<Offer>> = offers
-            .iter()
-            .filter(|offer| offer.is_warm())
-            .cloned()
-            .collect();
+        let warm: Vec<Arc<Offer>> =
+            offers.iter().filter(|offer| offer.is_warm()).cloned().collect();
         let mut answers =
             stream::iter(warm)
                 .map(|offer| async move {
@@ -151,18 +141,15 @@ impl Activities {
         if let Some(id) = id {
             live = live.filter(orders::Column::ActivityId.eq(id.as_str()));
         }
-        let oldest = rows(OutboxState::Pending)
-            .order_by_asc(outbox::Column::CreateTime)
-            .one(reader)
-            .await?;
+        let oldest =
+            rows(OutboxState::Pending).order_by_asc(outbox::Column::CreateTime).one(reader).await?;
         status.orders = Some(signed(live.count(reader).await?));
         status.outbox_pending = Some(signed(pending));
         status.outbox_releasing = Some(signed(releasing));
         status.outbox_due = Some(signed(due));
         status.outbox_dead = Some(signed(dead));
-        status.oldest_pending_age = oldest
-            .map(|row| now.since(TimeMs(row.create_time)))
-            .or(Some(Duration::ZERO));
+        status.oldest_pending_age =
+            oldest.map(|row| now.since(TimeMs(row.create_time))).or(Some(Duration::ZERO));
         Ok(())
     }
 
@@ -198,19 +185,12 @@ impl Activities {
             .into_model::<OrderCount>()
             .all(reader)
             .await?;
-        let counts: HashMap<(String, OutboxState), i64> = counts
-            .into_iter()
-            .map(|count| ((count.sku_id, count.state), count.rows))
-            .collect();
-        let live: HashMap<String, i64> = live
-            .into_iter()
-            .map(|count| (count.sku_id, count.rows))
-            .collect();
+        let counts: HashMap<(String, OutboxState), i64> =
+            counts.into_iter().map(|count| ((count.sku_id, count.state), count.rows)).collect();
+        let live: HashMap<String, i64> =
+            live.into_iter().map(|count| (count.sku_id, count.rows)).collect();
         let count = |sku_id: &str, state: OutboxState| {
-            counts
-                .get(&(sku_id.to_owned(), state))
-                .copied()
-                .unwrap_or(0)
+            counts.get(&(sku_id.to_owned(), state)).copied().unwrap_or(0)
         };
         Ok(rows
             .into_iter()

@@ -40,10 +40,7 @@ impl Activities {
         if self.engine_circuit.is_open() {
             return Err(Error::EngineUnavailable);
         }
-        self.catalog
-            .refresh_one(id)
-            .await
-            .map_err(|error| self.sql_failed(error))?;
+        self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
         let activity = self.catalog.activity(id).await?;
         let already_warm = activity.is_warm();
         match activity.state {
@@ -68,30 +65,18 @@ impl Activities {
             .await?;
         if !already_warm {
             self.repeat(|| self.set_warm(&activity, actor)).await?;
-            self.catalog
-                .refresh_one(id)
-                .await
-                .map_err(|error| self.sql_failed(error))?;
+            self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
             tracing::info!(activity = %id, offers = stocks.len(), actor, "warmed up");
         }
-        Ok(WarmUpReport {
-            activity: self.get(id).await?,
-            stocks,
-            already_warm,
-        })
+        Ok(WarmUpReport { activity: self.get(id).await?, stocks, already_warm })
     }
 
     async fn warm_up_offer(&self, offer: &Arc<Offer>) -> Result<StockView, Error> {
-        let mismatch = |detail: String| Error::WarmupMismatch {
-            offer: offer.key.clone(),
-            detail,
-        };
+        let mismatch = |detail: String| Error::WarmupMismatch { offer: offer.key.clone(), detail };
         let scripts = &offer.segment.scripts;
         if !offer.is_warm() {
             let epoch = offer.segment.epoch();
-            let warmed = scripts
-                .warmup(epoch, offer.total, offer.total, offer.keys_expire)
-                .await;
+            let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
             match warmed.map_err(|error| self.engine_failed(error))? {
                 WarmedUp::Written | WarmedUp::Already => {}
                 WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
@@ -104,11 +89,7 @@ impl Activities {
             }
         }
         // Read back what was written, whoever wrote it.
-        let levels = match scripts
-            .levels()
-            .await
-            .map_err(|error| self.engine_failed(error))?
-        {
+        let levels = match scripts.levels().await.map_err(|error| self.engine_failed(error))? {
             Ok(levels) => levels,
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) if offer.is_warm() => {
                 self.recovery.rebuild(offer);
@@ -153,12 +134,7 @@ impl Activities {
                 .exec(&transaction)
                 .await?;
             let detail = serde_json::json!({ "offers": activity.offers.len() });
-            let audit = Audit {
-                actor,
-                action: "warm_up",
-                activity_id: id,
-                detail,
-            };
+            let audit = Audit { actor, action: "warm_up", activity_id: id, detail };
             write_audit(&transaction, now, audit).await
         }
         .await;

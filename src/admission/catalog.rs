@@ -69,13 +69,10 @@ impl Activity {
     /// # Errors
     /// The activity has no such offer.
     pub fn offer(&self, sku_id: &SkuId) -> Result<Arc<Offer>, Error> {
-        self.offers
-            .get(sku_id)
-            .cloned()
-            .ok_or_else(|| Error::UnknownOffer {
-                activity_id: self.id.to_string(),
-                sku_id: sku_id.to_string(),
-            })
+        self.offers.get(sku_id).cloned().ok_or_else(|| Error::UnknownOffer {
+            activity_id: self.id.to_string(),
+            sku_id: sku_id.to_string(),
+        })
     }
 
     /// Whether every offer was warmed up.
@@ -128,11 +125,7 @@ impl Catalog {
             return Ok(activity.clone());
         }
         let unknown = || Error::UnknownActivity(id.to_string());
-        if self
-            .unknown()
-            .get(id)
-            .is_some_and(|since| since.elapsed() < UNKNOWN_FOR)
-        {
+        if self.unknown().get(id).is_some_and(|since| since.elapsed() < UNKNOWN_FOR) {
             return Err(unknown());
         }
         self.refresh_one(id).await?;
@@ -187,9 +180,7 @@ impl Catalog {
     /// Those of the database; the catalog stays as it was.
     pub async fn refresh_one(&self, id: &ActivityId) -> Result<(), DbErr> {
         let _alone = self.refreshing.lock().await;
-        let row = activities::Entity::find_by_id(id.as_str())
-            .one(self.database.reader())
-            .await?;
+        let row = activities::Entity::find_by_id(id.as_str()).one(self.database.reader()).await?;
         let known = self.activities.load_full();
         let mut fresh = Activities::clone(&known);
         match row {
@@ -230,14 +221,8 @@ impl Catalog {
             let segment = before
                 .and_then(|activity| activity.offers.get(&sku_id))
                 .map(|offer| offer.segment.clone());
-            let key = OfferKey {
-                activity_id: id.clone(),
-                sku_id: sku_id.clone(),
-            };
-            offers.insert(
-                sku_id,
-                Arc::new(self.offer_from(key, row, keys_expire, segment)),
-            );
+            let key = OfferKey { activity_id: id.clone(), sku_id: sku_id.clone() };
+            offers.insert(sku_id, Arc::new(self.offer_from(key, row, keys_expire, segment)));
         }
         Ok(Arc::new(Activity {
             id,

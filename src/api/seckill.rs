@@ -19,9 +19,7 @@ impl pb::seckill_server::Seckill for Services {
         let actor = actor(&request);
         let id = convert::activity_id(&request.get_ref().activity_id)?;
         let activities = self.activities.clone();
-        let report = self
-            .run(async move { activities.warm_up(&id, &actor).await })
-            .await?;
+        let report = self.run(async move { activities.warm_up(&id, &actor).await }).await?;
         Ok(Response::new(report.into()))
     }
 
@@ -29,10 +27,7 @@ impl pb::seckill_server::Seckill for Services {
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
-        let deadline = request
-            .extensions()
-            .get()
-            .map(|deadline: &Deadline| deadline.0);
+        let deadline = request.extensions().get().map(|deadline: &Deadline| deadline.0);
         let request = convert::reserve(request.get_ref(), is_repeat(request.metadata()))?;
         // Lives as long as this future, that is, as long as somebody waits for the answer. A
         // request whose caller has left is dropped before the engine is asked.
@@ -69,9 +64,7 @@ impl pb::seckill_server::Seckill for Services {
     ) -> Result<Response<pb::ConfirmResponse>, Status> {
         let request = convert::confirm(request.get_ref())?;
         let reservations = self.reservations.clone();
-        let outcome = self
-            .run(async move { reservations.confirm(request).await })
-            .await?;
+        let outcome = self.run(async move { reservations.confirm(request).await }).await?;
         Ok(Response::new(outcome.into()))
     }
 
@@ -81,13 +74,8 @@ impl pb::seckill_server::Seckill for Services {
     ) -> Result<Response<pb::GetReservationResponse>, Status> {
         let query = convert::reservation_query(request.get_ref())?;
         let reservations = self.reservations.clone();
-        let (reservation, refused) = self
-            .run(async move { reservations.get(query).await })
-            .await?;
-        Ok(Response::new(convert::reservation_response(
-            reservation,
-            refused,
-        )))
+        let (reservation, refused) = self.run(async move { reservations.get(query).await }).await?;
+        Ok(Response::new(convert::reservation_response(reservation, refused)))
     }
 
     type WatchStockStream = Answers<pb::WatchStockResponse>;

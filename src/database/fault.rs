@@ -49,12 +49,7 @@ fn classify_sqlx(error: &sqlx::Error) -> SqlFault {
             } else if let Some(error) = database.try_downcast_ref::<MySqlDatabaseError>() {
                 classify_mysql(error.number())
             } else if database.try_downcast_ref::<SqliteError>().is_some() {
-                classify_sqlite(
-                    database
-                        .code()
-                        .and_then(|code| code.parse().ok())
-                        .unwrap_or(0),
-                )
+                classify_sqlite(database.code().and_then(|code| code.parse().ok()).unwrap_or(0))
             } else {
                 SqlFault::Unknown
             }
@@ -127,10 +122,8 @@ pub(super) fn is_starting(error: &sqlx::Error) -> bool {
         sqlx::Error::Io(cause) => cause.kind() == std::io::ErrorKind::ConnectionRefused,
         sqlx::Error::Database(database) => {
             // Starting or stopping; too many connections.
-            matches!(
-                database.code().as_deref(),
-                Some("57P03" | "53300" | "08004")
-            ) || classify_sqlx(error) == SqlFault::RolledBack
+            matches!(database.code().as_deref(), Some("57P03" | "53300" | "08004"))
+                || classify_sqlx(error) == SqlFault::RolledBack
         }
         _ => false,
     }
@@ -143,9 +136,7 @@ mod tests {
     #[test]
     fn a_timeout_or_a_lost_answer_is_unknown() {
         // Statement completion unknown, cancelled, shut down, transaction already failed.
-        for code in [
-            "40003", "57014", "57P01", "25P02", "08006", "53100", "XX000",
-        ] {
+        for code in ["40003", "57014", "57P01", "25P02", "08006", "53100", "XX000"] {
             assert_eq!(classify_postgres(code), SqlFault::Unknown, "{code}");
         }
         // Interrupted, over time (MySQL, MariaDB), killed, gone, error during COMMIT, disk full.

@@ -56,10 +56,7 @@ impl Database {
         if row.expire_time > now.0 && row.owner != owner {
             tx.rollback().await?;
             let remaining = crate::domain::TimeMs(row.expire_time).since(now);
-            return Ok(Acquired::Held {
-                owner: row.owner,
-                remaining,
-            });
+            return Ok(Acquired::Held { owner: row.owner, remaining });
         }
         let token = row.token + 1;
         leases::Entity::update_many()
@@ -70,11 +67,7 @@ impl Database {
             .exec(&tx)
             .await?;
         tx.commit().await?;
-        Ok(Acquired::Granted(Lease {
-            name: name.to_owned(),
-            owner: owner.to_owned(),
-            token,
-        }))
+        Ok(Acquired::Granted(Lease { name: name.to_owned(), owner: owner.to_owned(), token }))
     }
 
     /// Lets the lease run for another `ttl` from now. False: it is another's, or was given back.

@@ -32,12 +32,7 @@ impl fmt::Display for Location {
             Self::Memory => f.write_str("sqlite::memory:"),
             Self::File(path) => write!(f, "sqlite://{}", path.display()),
             Self::Postgres(url) | Self::MySql(url) => {
-                write!(
-                    f,
-                    "{}://{}",
-                    url.scheme(),
-                    url.host_str().unwrap_or_default()
-                )?;
+                write!(f, "{}://{}", url.scheme(), url.host_str().unwrap_or_default())?;
                 if let Some(port) = url.port() {
                     write!(f, ":{port}")?;
                 }
@@ -96,14 +91,10 @@ fn parse_server(scheme: &str, rest: &str) -> Result<Url, String> {
         return Err(format!("can't be read; {ESCAPE}"));
     }
     if url.cannot_be_a_base() || (url.host_str().is_none() && url.query().is_none()) {
-        return Err(format!(
-            "must name a host, as in {scheme}://user@localhost/seckill"
-        ));
+        return Err(format!("must name a host, as in {scheme}://user@localhost/seckill"));
     }
     if url.path().trim_matches('/').is_empty() {
-        return Err(format!(
-            "must name a database, as in {scheme}://user@localhost/seckill"
-        ));
+        return Err(format!("must name a database, as in {scheme}://user@localhost/seckill"));
     }
     Ok(url)
 }
@@ -126,14 +117,7 @@ pub(super) fn masked(text: &str) -> String {
                     .query_pairs()
                     .map(|(key, value)| {
                         let secret = key.contains("password") || key.contains("key");
-                        (
-                            key.into_owned(),
-                            if secret {
-                                "***".into()
-                            } else {
-                                value.into_owned()
-                            },
-                        )
+                        (key.into_owned(), if secret { "***".into() } else { value.into_owned() })
                     })
                     .collect();
                 url.query_pairs_mut().clear().extend_pairs(pairs);
@@ -147,28 +131,20 @@ pub(super) fn masked(text: &str) -> String {
 /// Makes the folder of a database file when the folder around it is there: a typing error in a
 /// long path should be told, not built.
 pub(super) fn prepare_folder(path: &Path) -> Result<(), String> {
-    let Some(folder) = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-    else {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
         return Ok(());
     };
     if folder.is_dir() {
         return Ok(());
     }
     std::fs::create_dir(folder).map_err(|error| {
-        format!(
-            "the folder {} can't be created ({error}); create it yourself",
-            folder.display()
-        )
+        format!("the folder {} can't be created ({error}); create it yourself", folder.display())
     })
 }
 
 /// The cause of a failed connection in words that say what to change.
 pub(super) fn explain(location: &Location, error: &sqlx::Error) -> OpenError {
-    let code = error
-        .as_database_error()
-        .and_then(|database| database.code());
+    let code = error.as_database_error().and_then(|database| database.code());
     let number = error
         .as_database_error()
         .and_then(|e| e.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>())
@@ -192,10 +168,7 @@ pub(super) fn explain(location: &Location, error: &sqlx::Error) -> OpenError {
         }
         _ => error.to_string(),
     };
-    OpenError::Unreachable {
-        at: location.to_string(),
-        reason,
-    }
+    OpenError::Unreachable { at: location.to_string(), reason }
 }
 
 #[cfg(test)]
@@ -208,22 +181,10 @@ mod tests {
 
     #[test]
     fn every_way_to_write_a_sqlite_url_is_read() {
-        assert_eq!(
-            Location::parse("sqlite://data/seckill.db"),
-            file("data/seckill.db")
-        );
-        assert_eq!(
-            Location::parse("sqlite:data/seckill.db"),
-            file("data/seckill.db")
-        );
-        assert_eq!(
-            Location::parse("sqlite:///var/lib/s.db?mode=rwc"),
-            file("/var/lib/s.db")
-        );
-        assert_eq!(
-            Location::parse("sqlite:///a folder/100%.db"),
-            file("/a folder/100%.db")
-        );
+        assert_eq!(Location::parse("sqlite://data/seckill.db"), file("data/seckill.db"));
+        assert_eq!(Location::parse("sqlite:data/seckill.db"), file("data/seckill.db"));
+        assert_eq!(Location::parse("sqlite:///var/lib/s.db?mode=rwc"), file("/var/lib/s.db"));
+        assert_eq!(Location::parse("sqlite:///a folder/100%.db"), file("/a folder/100%.db"));
         assert_eq!(Location::parse("sqlite::memory:"), Ok(Location::Memory));
         assert_eq!(Location::parse("sqlite://:memory:"), Ok(Location::Memory));
         assert!(Location::parse("sqlite://").is_err());
@@ -251,9 +212,6 @@ mod tests {
             let said = format!("{settings:?} {parsed:?} {:?}", settings.violations());
             assert!(!said.contains("s3cret"), "{said}");
         }
-        assert_eq!(
-            masked("mysql://shop:s3cret@db:3307/s"),
-            "mysql://shop:***@db:3307/s"
-        );
+        assert_eq!(masked("mysql://shop:s3cret@db:3307/s"), "mysql://shop:***@db:3307/s");
     }
 }

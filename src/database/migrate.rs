@@ -43,10 +43,7 @@ impl Database {
     pub async fn migration_status(&self) -> Result<Vec<(String, bool)>, DbErr> {
         let known = Migrator::migrations();
         let applied = applied_steps(self.reader()).await?;
-        if let Some(newer) = applied
-            .iter()
-            .find(|name| known.iter().all(|k| k.name() != **name))
-        {
+        if let Some(newer) = applied.iter().find(|name| known.iter().all(|k| k.name() != **name)) {
             return Err(DbErr::Migration(format!(
                 "the database has the step {newer}, which this program does not know: use a \
                  newer program"
@@ -61,11 +58,7 @@ impl Database {
     /// # Errors
     /// As [`Database::migration_status`].
     pub async fn is_current(&self) -> Result<bool, DbErr> {
-        Ok(self
-            .migration_status()
-            .await?
-            .iter()
-            .all(|(_, applied)| *applied))
+        Ok(self.migration_status().await?.iter().all(|(_, applied)| *applied))
     }
 
     async fn migrate(&self, direction: Direction) -> Result<(), DbErr> {
@@ -75,10 +68,7 @@ impl Database {
                 // One connection of its own, without the limits on statements: a step may take
                 // its time. If it breaks, so does the migration, together with its lock.
                 let mut options = pool(url.as_str(), &self.inner.settings);
-                options
-                    .max_connections(1)
-                    .idle_timeout(None)
-                    .max_lifetime(None);
+                options.max_connections(1).idle_timeout(None).max_lifetime(None);
                 options.map_sqlx_postgres_opts(|postgres: PgConnectOptions| {
                     let patience_ms = PATIENCE.as_millis().to_string();
                     postgres.application_name("seckill migrate").options([
@@ -133,17 +123,11 @@ async fn applied_steps(db: &DatabaseConnection) -> Result<Vec<String>, DbErr> {
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'seaql_migrations'"
         }
     };
-    if db
-        .query_one_raw(Statement::from_string(backend, exists))
-        .await?
-        .is_none()
-    {
+    if db.query_one_raw(Statement::from_string(backend, exists)).await?.is_none() {
         return Ok(Vec::new());
     }
     let names = "SELECT version FROM seaql_migrations ORDER BY version";
-    let rows = db
-        .query_all_raw(Statement::from_string(backend, names))
-        .await?;
+    let rows = db.query_all_raw(Statement::from_string(backend, names)).await?;
     rows.iter().map(|row| row.try_get_by_index(0)).collect()
 }
 
@@ -159,17 +143,10 @@ async fn migrate_server(db: &DatabaseConnection, direction: Direction) -> Result
             "SELECT GET_LOCK(CONCAT('seckill ', LEFT(SHA2(DATABASE(), 256), 40)), {})",
             PATIENCE.as_secs()
         );
-        let row = db
-            .query_one_raw(Statement::from_string(backend, lock))
-            .await?;
-        let locked: Option<i64> = row
-            .map(|row| row.try_get_by_index(0))
-            .transpose()?
-            .flatten();
+        let row = db.query_one_raw(Statement::from_string(backend, lock)).await?;
+        let locked: Option<i64> = row.map(|row| row.try_get_by_index(0)).transpose()?.flatten();
         if locked != Some(1) {
-            return Err(DbErr::Migration(
-                "another migration is still running".to_owned(),
-            ));
+            return Err(DbErr::Migration("another migration is still running".to_owned()));
         }
     }
     match direction {

@@ -33,9 +33,7 @@ where
         // so it sets the key to itself.
         let mut conflicts = OnConflict::new();
         conflicts.do_nothing_on(<A::Entity as EntityTrait>::PrimaryKey::iter());
-        let insert = A::Entity::insert_many(part)
-            .on_conflict(conflicts)
-            .into_query();
+        let insert = A::Entity::insert_many(part).on_conflict(conflicts).into_query();
         inserted += tx.execute(&insert).await?.rows_affected();
     }
     Ok(inserted)

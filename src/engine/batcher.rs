@@ -43,19 +43,12 @@ impl Caller {
     /// A caller who is there as long as `connection` is held, and until `deadline`.
     #[must_use]
     pub fn new(connection: &Arc<()>, deadline: Option<Instant>) -> Self {
-        Self {
-            connection: Some(Arc::downgrade(connection)),
-            deadline,
-        }
+        Self { connection: Some(Arc::downgrade(connection)), deadline }
     }
 
     fn has_left(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(|held| held.strong_count() == 0)
-            || self
-                .deadline
-                .is_some_and(|deadline| deadline <= Instant::now())
+        self.connection.as_ref().is_some_and(|held| held.strong_count() == 0)
+            || self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 }
 
@@ -165,10 +158,7 @@ impl Segment {
     /// [`TakeError::WentBack`] when the engine has lost writes.
     pub fn observe(&self, before: Stamp, found: Stamp) -> Result<(), TakeError> {
         if found < before {
-            return Err(TakeError::WentBack {
-                seen: before,
-                found,
-            });
+            return Err(TakeError::WentBack { seen: before, found });
         }
         let mut seen = locked(&self.seen);
         *seen = found.max(*seen);
@@ -190,20 +180,14 @@ impl Segment {
             if queue.waiting.len() >= QUEUE {
                 return Err(TakeError::Overloaded);
             }
-            queue.waiting.push_back(Waiting {
-                take,
-                caller,
-                reply,
-            });
+            queue.waiting.push_back(Waiting { take, caller, reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
         }
         answer.await.unwrap_or_else(|_| {
-            Err(TakeError::Engine(EngineError::Unknown(
-                "the worker of this segment died".into(),
-            )))
+            Err(TakeError::Engine(EngineError::Unknown("the worker of this segment died".into())))
         })
     }
 
@@ -217,12 +201,7 @@ impl Segment {
         expire_time: Option<TimeMs>,
     ) {
         let mut queue = locked(&self.acknowledgements);
-        queue.waiting.push(Acknowledgement {
-            buyer,
-            slot,
-            order_no,
-            expire_time,
-        });
+        queue.waiting.push(Acknowledgement { buyer, slot, order_no, expire_time });
         if !queue.at_work {
             queue.at_work = true;
             self.tasks.spawn(self.clone().acknowledge_all());
@@ -240,9 +219,7 @@ impl Segment {
                 let most = ACKNOWLEDGEMENTS.min(queue.waiting.len());
                 queue.waiting.drain(..most).collect()
             };
-            let written = batch
-                .iter()
-                .map(|a| (&a.buyer, a.slot, &a.order_no, a.expire_time));
+            let written = batch.iter().map(|a| (&a.buyer, a.slot, &a.order_no, a.expire_time));
             match self.scripts.acknowledge(self.epoch(), written).await {
                 Ok(Ok(())) => {}
                 Ok(Err(refusal)) => tracing::debug!(?refusal, "acknowledgements were refused"),
@@ -300,12 +277,7 @@ impl Segment {
                         for (waiting, taken) in batch.into_iter().zip(reserved.answers) {
                             let (stamp, stock) = (reserved.stamp, reserved.stock);
                             // The task that waits may have been aborted with the runtime.
-                            let _ = waiting.reply.send(Ok(TakeReply {
-                                taken,
-                                stamp,
-                                stock,
-                                time,
-                            }));
+                            let _ = waiting.reply.send(Ok(TakeReply { taken, stamp, stock, time }));
                         }
                         return;
                     }

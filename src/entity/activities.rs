@@ -6,11 +6,7 @@ use crate::domain;
 
 /// The words of [`crate::domain::ActivityState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumIter, DeriveActiveEnum)]
-#[sea_orm(
-    rs_type = "String",
-    db_type = "String(StringLen::N(32))",
-    rename_all = "snake_case"
-)]
+#[sea_orm(rs_type = "String", db_type = "String(StringLen::N(32))", rename_all = "snake_case")]
 pub enum ActivityState {
     PendingReview,
     Scheduled,

@@ -4,11 +4,7 @@ use sea_orm::entity::prelude::*;
 
 /// `created → confirmed`, `created → cancelled`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumIter, DeriveActiveEnum)]
-#[sea_orm(
-    rs_type = "String",
-    db_type = "String(StringLen::N(32))",
-    rename_all = "snake_case"
-)]
+#[sea_orm(rs_type = "String", db_type = "String(StringLen::N(32))", rename_all = "snake_case")]
 pub enum OrderState {
     Created,
     Confirmed,

@@ -10,11 +10,7 @@ pub const LAST_ERROR_MAX_CHARS: usize = 1_000;
 /// `pending → done → releasing → released`, `pending → releasing`,
 /// `pending → dead → pending | releasing`, and `refused`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumIter, DeriveActiveEnum)]
-#[sea_orm(
-    rs_type = "String",
-    db_type = "String(StringLen::N(32))",
-    rename_all = "snake_case"
-)]
+#[sea_orm(rs_type = "String", db_type = "String(StringLen::N(32))", rename_all = "snake_case")]
 pub enum OutboxState {
     Pending,
     Done,
@@ -32,10 +28,7 @@ pub enum OutboxState {
 /// (`next_attempt_time`, `id`).
 #[must_use]
 pub fn due(state: OutboxState) -> SimpleExpr {
-    Expr::cust(format!(
-        "state IN ('pending', 'releasing') AND state = '{}'",
-        state.to_value()
-    ))
+    Expr::cust(format!("state IN ('pending', 'releasing') AND state = '{}'", state.to_value()))
 }
 
 /// Rows in `state` with a hold that ends: `Pending` or `Done`; as [`due`], one state at a time.

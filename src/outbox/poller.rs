@@ -75,11 +75,7 @@ impl Poller {
     #[must_use]
     pub fn new(reservations: Arc<Reservations>, options: PollerOptions) -> Self {
         let database = reservations.database.clone();
-        Self {
-            reservations,
-            database,
-            options,
-        }
+        Self { reservations, database, options }
     }
 
     /// One pass over what is due.
@@ -157,7 +153,7 @@ impl Poller {
         now: TimeMs,
     ) -> Result<usize, Setback> {
         let mut query = outbox::Entity::find()
-            .filter(outbox::Column::State.eq(OutboxState::Pending))
+            .filter(outbox::due(OutboxState::Pending))
             .filter(outbox::Column::NextAttemptTime.lte(now.0));
         if let Some(id) = only {
             query = query.filter(outbox::Column::Id.eq(id));
@@ -193,10 +189,7 @@ impl Poller {
         }
         for ((activity_id, sku_id), units) in units {
             offers::Entity::update_many()
-                .col_expr(
-                    offers::Column::Sold,
-                    Expr::col(offers::Column::Sold).add(units),
-                )
+                .col_expr(offers::Column::Sold, Expr::col(offers::Column::Sold).add(units))
                 .filter(offers::Column::ActivityId.eq(activity_id))
                 .filter(offers::Column::SkuId.eq(sku_id))
                 .exec(transaction)
@@ -211,22 +204,18 @@ impl Poller {
         transaction: &DatabaseTransaction,
         rows: &[Row],
     ) -> Result<HashMap<(String, String), offers::Model>, DbErr> {
-        let keys: BTreeSet<(&str, &str)> = rows
-            .iter()
-            .map(|row| (&*row.activity_id, &*row.sku_id))
-            .collect();
+        let keys: BTreeSet<(&str, &str)> =
+            rows.iter().map(|row| (&*row.activity_id, &*row.sku_id)).collect();
         let mut found = HashMap::with_capacity(keys.len());
         let keys: Vec<(&str, &str)> = keys.into_iter().collect();
         for some in keys.chunks(100) {
-            let any = some
-                .iter()
-                .fold(Condition::any(), |any, (activity_id, sku_id)| {
-                    any.add(
-                        offers::Column::ActivityId
-                            .eq(*activity_id)
-                            .and(offers::Column::SkuId.eq(*sku_id)),
-                    )
-                });
+            let any = some.iter().fold(Condition::any(), |any, (activity_id, sku_id)| {
+                any.add(
+                    offers::Column::ActivityId
+                        .eq(*activity_id)
+                        .and(offers::Column::SkuId.eq(*sku_id)),
+                )
+            });
             for offer in offers::Entity::find().filter(any).all(transaction).await? {
                 found.insert((offer.activity_id.clone(), offer.sku_id.clone()), offer);
             }
@@ -236,7 +225,7 @@ impl Poller {
 
     async fn due(&self, state: OutboxState) -> Result<Vec<Row>, Error> {
         Ok(outbox::Entity::find()
-            .filter(outbox::Column::State.eq(state))
+            .filter(outbox::due(state))
             .filter(outbox::Column::NextAttemptTime.lte(self.database.clock().0))
             .order_by_asc(outbox::Column::NextAttemptTime)
             .order_by_asc(outbox::Column::Id)
@@ -249,11 +238,7 @@ impl Poller {
     async fn count_attempt(&self, row: &Row, why: &str) -> Result<(), Error> {
         let attempts = row.attempts + 1;
         let dead = attempts >= self.options.max_attempts;
-        let state = if dead {
-            OutboxState::Dead
-        } else {
-            OutboxState::Pending
-        };
+        let state = if dead { OutboxState::Dead } else { OutboxState::Pending };
         let next = self.database.clock().plus(self.pause_after(attempts));
         let last_error: String = why.chars().take(LAST_ERROR_MAX_CHARS).collect();
         outbox::Entity::update_many()
@@ -280,21 +265,14 @@ impl Poller {
     fn pause_after(&self, attempts: i32) -> Duration {
         let doublings = Ord::min(u32::try_from(attempts - 1).unwrap_or(0), 20);
         let pause = self.options.backoff * 2u32.pow(doublings);
-        pause
-            .min(self.options.max_backoff)
-            .mul_f64(0.75 + fastrand::f64() / 2.0)
+        pause.min(self.options.max_backoff).mul_f64(0.75 + fastrand::f64() / 2.0)
     }
 
     /// Finishes releases that a crash or an engine outage left behind.
     async fn release_due(&self, pass: &mut Pass) -> Result<(), Error> {
         for row in self.due(OutboxState::Releasing).await? {
             let offer = self.reservations.catalog.offer(&row.offer()?).await?;
-            if self
-                .reservations
-                .finish_release(&offer, &row)
-                .await?
-                .is_some()
-            {
+            if self.reservations.finish_release(&offer, &row).await?.is_some() {
                 pass.released += 1;
             } else {
                 pass.waiting += 1;
@@ -331,11 +309,5 @@ impl From<DbErr> for Setback {
 
 /// One order of locks everywhere; see `correctness` in ARCHITECTURE.md.
 fn sort_key(row: &Row) -> (&str, &str, &str, Option<i32>, &str) {
-    (
-        &row.activity_id,
-        &row.sku_id,
-        &row.user_id,
-        row.slot,
-        &row.reservation_id,
-    )
+    (&row.activity_id, &row.sku_id, &row.user_id, row.slot, &row.reservation_id)
 }

@@ -128,13 +128,7 @@ impl Writer {
         tasks: TaskTracker,
         due: Arc<Notify>,
     ) -> Self {
-        Self {
-            database,
-            circuit,
-            queue: Mutex::default(),
-            tasks,
-            due,
-        }
+        Self { database, circuit, queue: Mutex::default(), tasks, due }
     }
 
     /// Records one reservation, together with whoever else waits.
@@ -151,9 +145,7 @@ impl Writer {
                 self.tasks.spawn(self.clone().work());
             }
         }
-        answer
-            .await
-            .unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+        answer.await.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
     }
 
     /// How many reservations wait to be written.
@@ -168,10 +160,8 @@ impl Writer {
     async fn work(self: Arc<Self>) {
         while let Some(mut group) = self.next_group() {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
-            let (rows, replies): (Vec<NewRow>, Vec<_>) = group
-                .into_iter()
-                .map(|waiting| (waiting.row, waiting.reply))
-                .unzip();
+            let (rows, replies): (Vec<NewRow>, Vec<_>) =
+                group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
             let answers = self.write_group(&rows).await;
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
@@ -286,10 +276,7 @@ impl Writer {
         let mut answers: Vec<Option<Result<Written, WriteError>>> = vec![None; rows.len()];
         let mut groups: BTreeMap<(&OfferKey, u64), Vec<usize>> = BTreeMap::new();
         for (index, row) in rows.iter().enumerate() {
-            groups
-                .entry((&row.offer, row.epoch))
-                .or_default()
-                .push(index);
+            groups.entry((&row.offer, row.epoch)).or_default().push(index);
         }
         for indexes in groups.into_values() {
             let group: Vec<&NewRow> = indexes.iter().map(|&index| &rows[index]).collect();
@@ -310,10 +297,7 @@ impl Writer {
             for index in indexes {
                 let row: &NewRow = &rows[index];
                 answers[index] = Some(if alone {
-                    match self
-                        .repeat(|| self.write_one_offer(std::slice::from_ref(&row)))
-                        .await
-                    {
+                    match self.repeat(|| self.write_one_offer(std::slice::from_ref(&row))).await {
                         Ok(mut written) => written.remove(0),
                         Err(Setback::Sql(error)) => Err(self.unknown(&error)),
                         Err(Setback::Irregular) => Err(self.unknown(&failed)),
@@ -472,10 +456,7 @@ async fn read_rows(
             .filter(outbox::Column::ReservationId.is_in(some.iter().copied()))
             .all(connection)
             .await?;
-        found.extend(
-            rows.into_iter()
-                .map(|row| (row.reservation_id.clone(), row)),
-        );
+        found.extend(rows.into_iter().map(|row| (row.reservation_id.clone(), row)));
     }
     Ok(found)
 }
@@ -489,17 +470,12 @@ async fn raise_reserved(
 ) -> Result<bool, DbErr> {
     let units = i64::try_from(units).unwrap_or(i64::MAX);
     let result = offers::Entity::update_many()
-        .col_expr(
-            offers::Column::Reserved,
-            Expr::col(offers::Column::Reserved).add(units),
-        )
+        .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).add(units))
         .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
         .filter(offers::Column::SkuId.eq(offer.sku_id.as_str()))
         .filter(offers::Column::Epoch.eq(to_epoch(epoch)))
         .filter(
-            Expr::col(offers::Column::Reserved)
-                .add(units)
-                .lte(Expr::col(offers::Column::Total)),
+            Expr::col(offers::Column::Reserved).add(units).lte(Expr::col(offers::Column::Total)),
         )
         .exec(transaction)
         .await?;
@@ -532,10 +508,7 @@ async fn insert_and_judge(
         first.offer.sku_id.to_string(),
     ));
     let Some(offer) = lock_rows(query).one(transaction).await? else {
-        return Ok((
-            rows.iter().map(|_| Err(WriteError::NoOffer)).collect(),
-            false,
-        ));
+        return Ok((rows.iter().map(|_| Err(WriteError::NoOffer)).collect(), false));
     };
     // Read again behind the lock: this is the state that counts.
     let mut stored = read_rows(transaction, ids()).await?;

@@ -44,18 +44,12 @@ pub(super) async fn rebuild(
     offer: &Arc<Offer>,
     engine: u64,
 ) -> Result<Attempt, Error> {
-    let transaction = recovery
-        .database
-        .begin()
-        .await
-        .map_err(|error| recovery.sql_failed(error))?;
+    let transaction =
+        recovery.database.begin().await.map_err(|error| recovery.sql_failed(error))?;
     let loaded = match load(recovery, &transaction, offer, engine).await {
         Ok(Some(loaded)) => loaded,
         Ok(None) => {
-            transaction
-                .rollback()
-                .await
-                .map_err(|error| recovery.sql_failed(error))?;
+            transaction.rollback().await.map_err(|error| recovery.sql_failed(error))?;
             return Ok(Attempt::Overtaken);
         }
         Err(error) => {
@@ -64,21 +58,9 @@ pub(super) async fn rebuild(
             return Err(error);
         }
     };
-    transaction
-        .commit()
-        .await
-        .map_err(|error| recovery.sql_failed(error))?;
-    let Loaded {
-        epoch,
-        chunks,
-        stock,
-    } = loaded;
-    match offer
-        .segment
-        .scripts
-        .rebuild_end(epoch, chunks, stock)
-        .await
-    {
+    transaction.commit().await.map_err(|error| recovery.sql_failed(error))?;
+    let Loaded { epoch, chunks, stock } = loaded;
+    match offer.segment.scripts.rebuild_end(epoch, chunks, stock).await {
         Ok(RebuildStep::Applied) => Ok(Attempt::Healthy { epoch }),
         Ok(RebuildStep::Refused { .. }) => Ok(Attempt::Overtaken),
         Err(error) => Err(recovery.engine_failed(error)),
@@ -111,9 +93,8 @@ async fn load(
     }
     let (mut chunks, mut live_units, mut last_id) = (0, 0u64, 0);
     loop {
-        let rows = page(transaction, offer, last_id)
-            .await
-            .map_err(|error| recovery.sql_failed(error))?;
+        let rows =
+            page(transaction, offer, last_id).await.map_err(|error| recovery.sql_failed(error))?;
         let Some(last) = rows.last() else { break };
         last_id = last.id;
         let (mut held, mut marks) = (Vec::new(), Vec::new());
@@ -143,11 +124,7 @@ async fn load(
             "the counter in SQL differs from the rows; the rows count"
         );
     }
-    Ok(Some(Loaded {
-        epoch,
-        chunks,
-        stock: total.saturating_sub(live_units),
-    }))
+    Ok(Some(Loaded { epoch, chunks, stock: total.saturating_sub(live_units) }))
 }
 
 async fn raise_epoch(
@@ -155,20 +132,14 @@ async fn raise_epoch(
     offer: &Offer,
     engine: u64,
 ) -> Result<offers::Model, DbErr> {
-    let key = (
-        offer.key.activity_id.to_string(),
-        offer.key.sku_id.to_string(),
-    );
+    let key = (offer.key.activity_id.to_string(), offer.key.sku_id.to_string());
     let of_offer = || {
         offers::Entity::update_many()
             .filter(offers::Column::ActivityId.eq(&*key.0))
             .filter(offers::Column::SkuId.eq(&*key.1))
     };
     of_offer()
-        .col_expr(
-            offers::Column::Epoch,
-            Expr::col(offers::Column::Epoch).add(1),
-        )
+        .col_expr(offers::Column::Epoch, Expr::col(offers::Column::Epoch).add(1))
         .exec(transaction)
         .await?;
     // An engine that is ahead of SQL (a database from a backup) must be passed as well.

@@ -47,10 +47,7 @@ impl Reservations {
             }
             InSql::NoRow => {
                 let scripts = &offer.segment.scripts;
-                match scripts
-                    .find(&request.reservation_id, &request.buyer)
-                    .await?
-                {
+                match scripts.find(&request.reservation_id, &request.buyer).await? {
                     Ok((_, Found::Held { .. })) => Ok(ConfirmOutcome::NotOrderedYet),
                     Ok((_, Found::Released | Found::NotReserved)) => {
                         // A commit may have arrived while we looked; then there is an order soon.
@@ -126,11 +123,7 @@ async fn confirm_row(
         OutboxState::Refused => return settled(ConfirmOutcome::NotReserved),
         OutboxState::Releasing | OutboxState::Released => {
             let expired = row.reason.as_deref() == Some(reason::EXPIRED);
-            let outcome = if expired {
-                ConfirmOutcome::Expired
-            } else {
-                ConfirmOutcome::Released
-            };
+            let outcome = if expired { ConfirmOutcome::Expired } else { ConfirmOutcome::Released };
             return settled(outcome);
         }
         OutboxState::Pending | OutboxState::Dead | OutboxState::Done => {}
@@ -139,11 +132,7 @@ async fn confirm_row(
     let now = now_on(transaction).await?;
     let expired = row.expire_time.is_some_and(|time| time <= now.0);
     if row.state != OutboxState::Done {
-        let outcome = if expired {
-            ConfirmOutcome::Expired
-        } else {
-            ConfirmOutcome::NotOrderedYet
-        };
+        let outcome = if expired { ConfirmOutcome::Expired } else { ConfirmOutcome::NotOrderedYet };
         return settled(outcome);
     }
     let query =
@@ -152,10 +141,7 @@ async fn confirm_row(
         return settled(ConfirmOutcome::NotOrderedYet);
     };
     match order.state {
-        OrderState::Confirmed => Ok(InSql::Confirmed {
-            row: Box::new(row),
-            now: false,
-        }),
+        OrderState::Confirmed => Ok(InSql::Confirmed { row: Box::new(row), now: false }),
         OrderState::Cancelled => settled(ConfirmOutcome::Released),
         OrderState::Created if expired => settled(ConfirmOutcome::Expired),
         OrderState::Created => {
@@ -172,10 +158,7 @@ async fn confirm_row(
                 .filter(orders::Column::State.eq(OrderState::Created))
                 .exec(transaction)
                 .await?;
-            Ok(InSql::Confirmed {
-                row: Box::new(row),
-                now: true,
-            })
+            Ok(InSql::Confirmed { row: Box::new(row), now: true })
         }
     }
 }

@@ -34,11 +34,7 @@ impl Reservations {
                 Some(row) => self.describe(row).await,
                 None => Err(Error::UnknownReservation),
             },
-            ReservationQuery::ByRequest {
-                offer,
-                buyer,
-                request_id,
-            } => {
+            ReservationQuery::ByRequest { offer, buyer, request_id } => {
                 let id = name_reservation(&offer, &buyer, Some(&request_id));
                 if let Some(row) = self.row(&id).await? {
                     return self.describe(row).await;
@@ -63,12 +59,9 @@ impl Reservations {
     ) -> Result<Option<Reservation>, Error> {
         let offer = self.catalog.offer(key).await?;
         match offer.segment.scripts.find(id, buyer).await? {
-            Ok((
-                _,
-                Found::Held {
-                    record, unacked, ..
-                },
-            )) => Ok(Some(held(&offer, buyer, record, state_of(unacked)))),
+            Ok((_, Found::Held { record, unacked, .. })) => {
+                Ok(Some(held(&offer, buyer, record, state_of(unacked))))
+            }
             Ok((_, Found::Released | Found::NotReserved)) => Ok(None),
             Err(Refusal::NotWarmed) if !offer.is_warm() => Ok(None),
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {

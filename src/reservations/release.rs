@@ -57,9 +57,7 @@ impl Reservations {
     ) -> Result<(ReleaseOutcome, Option<u64>), Error> {
         let offer = self.catalog.offer(&request.offer).await?;
         self.stores_are_there()?;
-        let why = Why::Asked {
-            reason: &request.reason,
-        };
+        let why = Why::Asked { reason: &request.reason };
         for _ in 0..REPEATS {
             let in_sql = self.release_in_sql(&request, why).await?;
             failpoint!("after_release_commit");
@@ -92,14 +90,19 @@ impl Reservations {
     /// A store is away; what was not released is still due.
     pub async fn expire_holds(self: &Arc<Self>, limit: u64) -> Result<usize, Error> {
         let now = self.database.now().await?;
-        let due = outbox::Entity::find()
-            .filter(outbox::Column::ExpireTime.lte(now.0))
-            // A dead letter keeps its units until an operator decides.
-            .filter(outbox::Column::State.is_in([OutboxState::Pending, OutboxState::Done]))
-            .order_by_asc(outbox::Column::ExpireTime)
-            .limit(limit)
-            .all(self.database.reader())
-            .await?;
+        let mut due = Vec::new();
+        // A dead letter keeps its units until an operator decides.
+        for state in [OutboxState::Done, OutboxState::Pending] {
+            let rows = outbox::Entity::find()
+                .filter(outbox::expiring(state))
+                .filter(outbox::Column::ExpireTime.lte(now.0))
+                .order_by_asc(outbox::Column::ExpireTime)
+                .order_by_asc(outbox::Column::Id)
+                .limit(limit)
+                .all(self.database.reader())
+                .await?;
+            due.extend(rows);
+        }
         let mut released = 0;
         for row in &due {
             let reservation = row.reservation()?;
@@ -145,10 +148,7 @@ impl Reservations {
         failpoint!("after_release_script");
         outbox::Entity::update_many()
             .col_expr(outbox::Column::State, Expr::value(OutboxState::Released))
-            .col_expr(
-                outbox::Column::SettleTime,
-                Expr::value(self.database.clock().0),
-            )
+            .col_expr(outbox::Column::SettleTime, Expr::value(self.database.clock().0))
             .filter(outbox::Column::ReservationId.eq(row.reservation_id.as_str()))
             .filter(outbox::Column::State.eq(OutboxState::Releasing))
             .exec(self.database.writer())
@@ -202,10 +202,7 @@ impl Reservations {
         request: &ReleaseRequest,
     ) -> Result<Option<ReleaseOutcome>, Error> {
         let scripts = &offer.segment.scripts;
-        let (stamp, found) = match scripts
-            .find(&request.reservation_id, &request.buyer)
-            .await?
-        {
+        let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
             Err(Refusal::NotWarmed) if !offer.is_warm() => {
                 return Ok(Some(ReleaseOutcome::NotReserved));
@@ -216,11 +213,7 @@ impl Reservations {
             }
         };
         match found {
-            Found::Held {
-                record,
-                unacked: true,
-                ..
-            } => {
+            Found::Held { record, unacked: true, .. } => {
                 // In flight: leave a tombstone that the late insert meets.
                 self.write_tombstone(request, &record).await?;
                 Ok(None)
@@ -228,8 +221,7 @@ impl Reservations {
             Found::Held { unacked: false, .. } => {
                 // Acknowledged, so SQL had it; read again before calling it a contradiction.
                 if self.row(&request.reservation_id).await?.is_none() {
-                    self.recovery
-                        .freeze_and_rebuild(offer, stamp.epoch, "no_row");
+                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
                 Ok(None)
@@ -353,10 +345,7 @@ async fn release_row(
         OutboxState::Pending | OutboxState::Dead => false,
         OutboxState::Done => true,
         OutboxState::Releasing => {
-            return Ok(InSql::Releasing {
-                row: Box::new(row),
-                now: false,
-            });
+            return Ok(InSql::Releasing { row: Box::new(row), now: false });
         }
         OutboxState::Released => return Ok(InSql::Settled(ReleaseOutcome::AlreadyReleased)),
         OutboxState::Refused => return Ok(InSql::Settled(ReleaseOutcome::NotReserved)),
@@ -407,10 +396,7 @@ async fn release_row(
         .await?;
     row.state = OutboxState::Releasing;
     row.slot = None;
-    Ok(InSql::Releasing {
-        row: Box::new(row),
-        now: true,
-    })
+    Ok(InSql::Releasing { row: Box::new(row), now: true })
 }
 
 async fn lower_counters(
@@ -420,14 +406,8 @@ async fn lower_counters(
     sold: i64,
 ) -> Result<(), DbErr> {
     offers::Entity::update_many()
-        .col_expr(
-            offers::Column::Reserved,
-            Expr::col(offers::Column::Reserved).sub(reserved),
-        )
-        .col_expr(
-            offers::Column::Sold,
-            Expr::col(offers::Column::Sold).sub(sold),
-        )
+        .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).sub(reserved))
+        .col_expr(offers::Column::Sold, Expr::col(offers::Column::Sold).sub(sold))
         .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
         .filter(offers::Column::SkuId.eq(offer.sku_id.as_str()))
         .exec(transaction)

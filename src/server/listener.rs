@@ -90,10 +90,7 @@ impl AsyncRead for Connection {
             }
             Poll::Pending => {
                 ready!(limit.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the client said nothing",
-                )))
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client said nothing")))
             }
         }
     }

@@ -189,4 +189,3 @@ async fn sleep(parts: &Parts, pause: Duration) -> bool {
         () = parts.shutdown.cancelled() => false,
     }
 }
-

@@ -94,64 +94,35 @@ async fn write<T>(
 }
 
 async fn write_sql(db: &Database, sql: &str) -> Result<u64, DbErr> {
-    write(db, async |tx| {
-        Ok(tx.execute_unprepared(sql).await?.rows_affected())
-    })
-    .await
+    write(db, async |tx| Ok(tx.execute_unprepared(sql).await?.rows_affected())).await
 }
 
 async fn put_on_sale(db: &Database) {
     write(db, async |tx| {
-        activities::Entity::insert(activity().into_active_model())
-            .exec(tx)
-            .await?;
-        offers::Entity::insert(offer().into_active_model())
-            .exec(tx)
-            .await
+        activities::Entity::insert(activity().into_active_model()).exec(tx).await?;
+        offers::Entity::insert(offer().into_active_model()).exec(tx).await
     })
     .await
     .unwrap();
 }
 
 async fn the_offer(db: &Database) -> offers::Model {
-    offers::Entity::find()
-        .one(db.reader())
-        .await
-        .unwrap()
-        .unwrap()
+    offers::Entity::find().one(db.reader()).await.unwrap().unwrap()
 }
 
 async fn reserve(db: &Database, id: &str) {
-    write(db, async |tx| {
-        insert_ignore(tx, vec![reservation(id)]).await
-    })
-    .await
-    .unwrap();
+    write(db, async |tx| insert_ignore(tx, vec![reservation(id)]).await).await.unwrap();
 }
 
 /// One value of one row, as text.
 async fn ask<C: ConnectionTrait>(db: &C, sql: &str) -> String {
-    let row = db
-        .query_one_raw(Statement::from_string(db.get_database_backend(), sql))
-        .await;
+    let row = db.query_one_raw(Statement::from_string(db.get_database_backend(), sql)).await;
     let row = row.unwrap().unwrap();
     row.try_get_by_index::<String>(0)
-        .or_else(|_| {
-            row.try_get_by_index::<i64>(0)
-                .map(|number| number.to_string())
-        })
-        .or_else(|_| {
-            row.try_get_by_index::<i32>(0)
-                .map(|number| number.to_string())
-        })
-        .or_else(|_| {
-            row.try_get_by_index::<u64>(0)
-                .map(|number| number.to_string())
-        })
-        .or_else(|_| {
-            row.try_get_by_index::<f64>(0)
-                .map(|number| number.to_string())
-        })
+        .or_else(|_| row.try_get_by_index::<i64>(0).map(|number| number.to_string()))
+        .or_else(|_| row.try_get_by_index::<i32>(0).map(|number| number.to_string()))
+        .or_else(|_| row.try_get_by_index::<u64>(0).map(|number| number.to_string()))
+        .or_else(|_| row.try_get_by_index::<f64>(0).map(|number| number.to_string()))
         .unwrap()
 }
 
@@ -791,9 +762,7 @@ struct Road {
 
 impl Road {
     async fn to(target: u16, port: u16) -> Self {
-        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port))
-            .await
-            .unwrap();
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
             // Aborted together with this task.
@@ -842,12 +811,8 @@ async fn kill(db: &Database, tx: &DatabaseTransaction) {
 
 #[tokio::test]
 async fn memory_is_one_database_for_reads_and_writes() {
-    let db = Database::open(&DatabaseSettings::at("sqlite::memory:"))
-        .await
-        .unwrap();
-    let other = Database::open(&DatabaseSettings::at("sqlite::memory:"))
-        .await
-        .unwrap();
+    let db = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
+    let other = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
     db.migrate_up().await.unwrap();
     put_on_sale(&db).await;
     assert_eq!(the_offer(&db).await, offer());
@@ -870,9 +835,7 @@ async fn a_folder_is_made_for_the_file_but_not_a_path() {
         |path: &str| DatabaseSettings::at(&format!("sqlite://{}/{path}", folder.path().display()));
     Database::open(&at("data/seckill.db")).await.unwrap();
     assert!(folder.path().join("data/seckill.db").exists());
-    let error = Database::open(&at("dta/sales/seckill.db"))
-        .await
-        .unwrap_err();
+    let error = Database::open(&at("dta/sales/seckill.db")).await.unwrap_err();
     assert!(matches!(&error, OpenError::Unwritable { .. }), "{error}");
     assert!(error.to_string().contains("create it yourself"), "{error}");
     assert!(!folder.path().join("dta").exists());
@@ -880,11 +843,7 @@ async fn a_folder_is_made_for_the_file_but_not_a_path() {
     let error = Database::open(&at("data")).await.unwrap_err();
     assert!(matches!(&error, OpenError::Unwritable { .. }), "{error}");
     // A file that is something else.
-    std::fs::write(
-        folder.path().join("notes.txt"),
-        "not a database".repeat(100),
-    )
-    .unwrap();
+    std::fs::write(folder.path().join("notes.txt"), "not a database".repeat(100)).unwrap();
     let error = Database::open(&at("notes.txt")).await.unwrap_err();
     assert!(matches!(&error, OpenError::Unwritable { .. }), "{error}");
 }
@@ -903,10 +862,7 @@ async fn a_server_that_is_not_there_is_told_in_one_line() {
         let error = Database::open(&settings).await.unwrap_err();
         let said = format!("{error} {error:?}");
         assert!(said.contains("nothing listens there"), "{said}");
-        assert!(
-            said.contains(&port.to_string()) && !said.contains("s3cret"),
-            "{said}"
-        );
+        assert!(said.contains(&port.to_string()) && !said.contains("s3cret"), "{said}");
         assert_eq!(error.to_string().lines().count(), 1);
     }
 }
@@ -916,20 +872,13 @@ async fn a_database_that_is_missing_or_closed_to_us_is_told() {
     for variable in ["SECKILL_TEST_POSTGRES_URL", "SECKILL_TEST_MYSQL_URL"] {
         let mut url = url::Url::parse(&std::env::var(variable).unwrap()).unwrap();
         url.set_path("seckill_nowhere");
-        let error = Database::open(&DatabaseSettings::at(url.as_str()))
-            .await
-            .unwrap_err();
+        let error = Database::open(&DatabaseSettings::at(url.as_str())).await.unwrap_err();
         let said = error.to_string();
         // MariaDB does not tell a user about databases that the user may not see.
-        assert!(
-            said.contains("create it") || said.contains("refuses this user"),
-            "{said}"
-        );
+        assert!(said.contains("create it") || said.contains("refuses this user"), "{said}");
         url.set_username("nobody").unwrap();
         url.set_password(Some("s3cret")).unwrap();
-        let error = Database::open(&DatabaseSettings::at(url.as_str()))
-            .await
-            .unwrap_err();
+        let error = Database::open(&DatabaseSettings::at(url.as_str())).await.unwrap_err();
         let said = format!("{error} {error:?}");
         assert!(said.contains("refuses this user"), "{said}");
         assert!(!said.contains("s3cret"), "{said}");
@@ -945,8 +894,5 @@ async fn a_silent_server_is_not_waited_for_without_end() {
         ..DatabaseSettings::at(&format!("postgres://shop@127.0.0.1:{port}/seckill"))
     };
     let error = Database::open(&settings).await.unwrap_err();
-    assert!(
-        error.to_string().contains("did not answer in time"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("did not answer in time"), "{error}");
 }

@@ -51,10 +51,7 @@ impl Fresh {
         };
         let name = format!("seckill_{}", uuid::Uuid::now_v7().simple());
         let admin = admin(&admin_url).await;
-        admin
-            .execute_unprepared(&format!("CREATE DATABASE {name}"))
-            .await
-            .unwrap();
+        admin.execute_unprepared(&format!("CREATE DATABASE {name}")).await.unwrap();
         admin.close().await.unwrap();
         let mut url = url::Url::parse(&admin_url).unwrap();
         url.set_path(&name);
@@ -69,11 +66,7 @@ impl Fresh {
         };
         let database = Database::open(&settings).await.unwrap();
         database.migrate_up().await.unwrap();
-        Self {
-            database,
-            settings,
-            home,
-        }
+        Self { database, settings, home }
     }
 
     /// The settings that it was opened with, to open it once more.
@@ -89,16 +82,9 @@ impl Fresh {
     async fn remove(self) {
         self.database.close().await.unwrap();
         if let Home::Server { admin_url, name } = &self.home {
-            let force = if admin_url.starts_with("postgres") {
-                "WITH (FORCE)"
-            } else {
-                ""
-            };
+            let force = if admin_url.starts_with("postgres") { "WITH (FORCE)" } else { "" };
             let admin = admin(admin_url).await;
-            admin
-                .execute_unprepared(&format!("DROP DATABASE {name} {force}"))
-                .await
-                .unwrap();
+            admin.execute_unprepared(&format!("DROP DATABASE {name} {force}")).await.unwrap();
             admin.close().await.unwrap();
         }
     }
