@@ -1,5 +1,8 @@
 //! Seckill.
+pub mod api;
 pub mod circuit;
+pub mod cli;
+pub mod config;
 pub mod database;
 pub mod domain;
 pub mod engine;
@@ -7,3 +10,4 @@ pub mod entity;
 pub mod error;
 mod failpoints;
 pub mod offer;
+pub mod telemetry;
