@@ -6,6 +6,7 @@
     reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod cli;
 mod database;
 mod engine_differential;
 mod engine_redis;
