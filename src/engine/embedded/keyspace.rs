@@ -540,7 +540,7 @@ impl Keyspace {
         };
         let below = |score: &Score| match max {
             Bound::Included(max) => *score <= max,
-            Bound::Excluded(max) => *score <= max,
+            Bound::Excluded(max) => *score < max,
             Bound::Unbounded => true,
         };
         let members = set
