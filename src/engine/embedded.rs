@@ -36,9 +36,7 @@ pub struct EmbeddedEngine {
 
 impl fmt::Debug for EmbeddedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EmbeddedEngine")
-            .field("server", &self.server)
-            .finish_non_exhaustive()
+        f.debug_struct("EmbeddedEngine").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
@@ -57,11 +55,7 @@ impl EmbeddedEngine {
     pub fn new() -> Self {
         let keys = Arc::default();
         let vm = Vm::new(&keys).expect("the prelude is part of this binary and compiles");
-        Self {
-            server: Uuid::now_v7().to_string(),
-            vm: Mutex::new(vm),
-            keys,
-        }
+        Self { server: Uuid::now_v7().to_string(), vm: Mutex::new(vm), keys }
     }
 
     /// Everything the engine holds, for tests to compare.
@@ -76,9 +70,7 @@ impl EmbeddedEngine {
     fn run(&self, call: &Call) -> Result<Value, EngineError> {
         let Ok(mut vm) = self.vm.lock() else {
             // What that script left behind is anyone's guess.
-            return Err(EngineError::NotRun(
-                "an earlier script panicked; restart".to_owned(),
-            ));
+            return Err(EngineError::NotRun("an earlier script panicked; restart".to_owned()));
         };
         self.lock_keys().start(TimeMs::now().0);
         let reply = vm.run(call.script, &call.keys, &self.server, &call.args);
@@ -107,9 +99,7 @@ impl Engine for EmbeddedEngine {
         Box::pin(async move {
             match poisoned {
                 false => Ok(()),
-                true => Err(EngineError::NotRun(
-                    "an earlier script panicked; restart".to_owned(),
-                )),
+                true => Err(EngineError::NotRun("an earlier script panicked; restart".to_owned())),
             }
         })
     }
@@ -127,41 +117,20 @@ mod tests {
     use crate::engine::{Script, scripts};
 
     fn call(script: Script, args: &[&str]) -> Call {
-        let keys = [
-            "stock",
-            "buyers",
-            "reservations",
-            "released",
-            "unacked",
-            "meta",
-            "transfers",
-        ];
+        let keys = ["stock", "buyers", "reservations", "released", "unacked", "meta", "transfers"];
         Call {
             script,
-            keys: keys
-                .iter()
-                .map(|key| format!("sk:{{a:b:0}}:{key}"))
-                .collect(),
+            keys: keys.iter().map(|key| format!("sk:{{a:b:0}}:{key}")).collect(),
             args: args.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
         }
     }
 
     fn eval(engine: &EmbeddedEngine, script: Script, args: &[&str]) -> Result<Value, EngineError> {
-        engine
-            .eval(call(script, args))
-            .now_or_never()
-            .expect("it never waits")
+        engine.eval(call(script, args)).now_or_never().expect("it never waits")
     }
 
     fn run(source: &'static str) -> Result<Value, EngineError> {
-        eval(
-            &EmbeddedEngine::new(),
-            Script {
-                name: "test",
-                source,
-            },
-            &[],
-        )
+        eval(&EmbeddedEngine::new(), Script { name: "test", source }, &[])
     }
 
     fn refusal(source: &'static str) -> String {
@@ -185,10 +154,7 @@ mod tests {
             Value::Int(3),
             Value::Array(vec![word("taken"), Value::Int(1)]),
         ];
-        assert_eq!(
-            eval(&engine, scripts::RESERVE, &request),
-            Ok(Value::Array(taken))
-        );
+        assert_eq!(eval(&engine, scripts::RESERVE, &request), Ok(Value::Array(taken)));
         let released = vec![word("released"), word("1"), Value::Int(3), Value::Int(5)];
         let release = eval(&engine, scripts::RELEASE, &["1", "r1", "ann", "1"]);
         assert_eq!(release, Ok(Value::Array(released)));
@@ -196,10 +162,7 @@ mod tests {
 
     #[test]
     fn two_engines_never_have_the_same_identity() {
-        let identity = Script {
-            name: "identity",
-            source: "return ARGV[1]",
-        };
+        let identity = Script { name: "identity", source: "return ARGV[1]" };
         let ask = || eval(&EmbeddedEngine::new(), identity, &[]).unwrap();
         assert_ne!(ask(), ask());
     }
@@ -209,26 +172,11 @@ mod tests {
         for (source, name) in [
             ("return redis.call('FLUSHALL')", "FLUSHALL"),
             ("return redis.call('expire', KEYS[1], 5)", "expire"),
-            (
-                "return redis.call('a-command-with-quite-a-long-name')",
-                "quite-a-long-name",
-            ),
-            (
-                "return redis.call('SET', KEYS[1], 1, 'NX')",
-                "SET with 'NX'",
-            ),
-            (
-                "return redis.call('ZADD', KEYS[1], 'GT', 1, 'm')",
-                "ZADD with 'GT'",
-            ),
-            (
-                "return redis.call('PEXPIREAT', KEYS[1], 1, 'XX')",
-                "PEXPIREAT with 'XX'",
-            ),
-            (
-                "return redis.call('ZRANGEBYSCORE', KEYS[1], 0, 1, 'WITHSCORES')",
-                "WITHSCORES",
-            ),
+            ("return redis.call('a-command-with-quite-a-long-name')", "quite-a-long-name"),
+            ("return redis.call('SET', KEYS[1], 1, 'NX')", "SET with 'NX'"),
+            ("return redis.call('ZADD', KEYS[1], 'GT', 1, 'm')", "ZADD with 'GT'"),
+            ("return redis.call('PEXPIREAT', KEYS[1], 1, 'XX')", "PEXPIREAT with 'XX'"),
+            ("return redis.call('ZRANGEBYSCORE', KEYS[1], 0, 1, 'WITHSCORES')", "WITHSCORES"),
         ] {
             let text = refusal(source);
             assert!(text.contains("the embedded engine does not have"), "{text}");
@@ -277,10 +225,7 @@ mod tests {
             "table.leak = 1",
             "math.pi = 3",
         ] {
-            assert!(
-                refusal(source).contains("Attempt to modify a readonly table"),
-                "{source}"
-            );
+            assert!(refusal(source).contains("Attempt to modify a readonly table"), "{source}");
         }
     }
 
@@ -288,28 +233,17 @@ mod tests {
     fn a_script_that_never_ends_is_stopped() {
         let engine = EmbeddedEngine::new();
         let before = Instant::now();
-        let stuck = Script {
-            name: "stuck",
-            source: "while true do end",
-        };
+        let stuck = Script { name: "stuck", source: "while true do end" };
         let stopped = eval(&engine, stuck, &[]).unwrap_err().to_string();
         assert!(stopped.contains("ran for too long"), "{stopped}");
         assert!(before.elapsed() < Duration::from_secs(20));
-        assert!(
-            eval(&engine, scripts::PING, &[]).is_ok(),
-            "the next one runs"
-        );
+        assert!(eval(&engine, scripts::PING, &[]).is_ok(), "the next one runs");
     }
 
     #[test]
     fn the_longest_of_our_scripts_is_not_stopped() {
         let engine = EmbeddedEngine::new();
-        eval(
-            &engine,
-            scripts::REBUILD_BEGIN,
-            &["1", "1000", "4102444800000"],
-        )
-        .unwrap();
+        eval(&engine, scripts::REBUILD_BEGIN, &["1", "1000", "4102444800000"]).unwrap();
         let mut chunk = vec!["1".to_owned(), "1".to_owned(), "1000".to_owned()];
         for n in 0..1000 {
             chunk.extend([format!("buyer-{n}"), format!("r-{n} 1 o-{n} 1000 0")]);
@@ -320,9 +254,7 @@ mod tests {
         let word = |text: &str| Value::Bulk(text.as_bytes().to_vec());
         assert_eq!(loaded, Value::Array(vec![word("loaded"), word("1")]));
         let dump = engine.dump();
-        let DumpedContent::Set(marks) = &dump["sk:{a:b:0}:released"].content else {
-            panic!()
-        };
+        let DumpedContent::Set(marks) = &dump["sk:{a:b:0}:released"].content else { panic!() };
         assert_eq!(marks.len(), 1000);
     }
 
@@ -337,9 +269,7 @@ mod tests {
             std::thread::yield_now();
         }
         let levels = eval(&engine, scripts::LEVELS, &[]).unwrap();
-        let Value::Array(levels) = levels else {
-            panic!("{levels:?}")
-        };
+        let Value::Array(levels) = levels else { panic!("{levels:?}") };
         assert_eq!(levels[0], Value::Bulk(b"not_warmed".to_vec()));
     }
 

@@ -81,10 +81,7 @@ impl RedisEngine {
                 Level::Error => return Err(OpenError::Misconfigured(finding.text)),
             }
         }
-        let dial_errors = DialErrors {
-            address: address.clone(),
-            last: watch::Sender::default(),
-        };
+        let dial_errors = DialErrors { address: address.clone(), last: watch::Sender::default() };
         let pool = Pool::builder()
             .max_size(settings.connections)
             .test_on_check_out(false)
@@ -102,10 +99,7 @@ impl RedisEngine {
             dial_errors,
             slots: (0..settings.connections).map(|_| Slot::default()).collect(),
             hasher: RandomState::new(),
-            hashes: scripts::ALL
-                .iter()
-                .map(|s| (s.name, (*s, hash(s))))
-                .collect(),
+            hashes: scripts::ALL.iter().map(|s| (s.name, (*s, hash(s)))).collect(),
         };
         match engine.probe().await {
             Ok(()) => Ok(engine),
@@ -143,8 +137,7 @@ impl RedisEngine {
         // change behind this connection?
         if **link.server.load() == *server {
             let found = link.read_identity().await;
-            link.server
-                .store(Arc::new(found.map_err(|cause| self.not_run(cause))?));
+            link.server.store(Arc::new(found.map_err(|cause| self.not_run(cause))?));
         }
         let current = link.server.load_full();
         match current == server {
@@ -155,10 +148,7 @@ impl RedisEngine {
 
     /// Sends a script by its hash and, if the server does not know it, by its text.
     async fn send(&self, link: &Link, call: &Call, server: &str) -> Result<Value, EngineError> {
-        let known = self
-            .hashes
-            .get(call.script.name)
-            .filter(|(script, _)| *script == call.script);
+        let known = self.hashes.get(call.script.name).filter(|(script, _)| *script == call.script);
         if let Some((_, hash)) = known {
             let reply = link.request(&command("EVALSHA", hash, call, server)).await;
             match reply {
@@ -166,9 +156,7 @@ impl RedisEngine {
                 other => return self.outcome(link, other),
             }
         }
-        let reply = link
-            .request(&command("EVAL", call.script.source, call, server))
-            .await;
+        let reply = link.request(&command("EVAL", call.script.source, call, server)).await;
         self.outcome(link, reply)
     }
 
@@ -214,9 +202,7 @@ impl RedisEngine {
         let _dialing = match slot.dialing.try_lock() {
             Ok(guard) => guard,
             Err(_) if slot.has_failed() => return Err(busy()),
-            Err(_) => timeout(DIAL_WAIT, slot.dialing.lock())
-                .await
-                .map_err(|_| busy())?,
+            Err(_) => timeout(DIAL_WAIT, slot.dialing.lock()).await.map_err(|_| busy())?,
         };
         if let Some(link) = slot.link() {
             return Ok(link);
@@ -259,9 +245,7 @@ impl RedisEngine {
                 }
             }
         };
-        timeout(self.connect_timeout, dialed)
-            .await
-            .unwrap_or_else(|_| Err(late()))
+        timeout(self.connect_timeout, dialed).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn probe_slot(&self, slot: &Slot) -> Result<(), EngineError> {
@@ -319,10 +303,7 @@ impl Slot {
     }
 
     fn has_failed(&self) -> bool {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn recent_failure(&self) -> Option<String> {
@@ -334,9 +315,7 @@ impl Slot {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
-            .field("link", &self.link())
-            .finish_non_exhaustive()
+        f.debug_struct("Slot").field("link", &self.link()).finish_non_exhaustive()
     }
 }
 
@@ -392,9 +371,7 @@ impl Link {
     /// Asks who the server is; a replica gives the connection up.
     async fn read_identity(&self) -> Result<String, String> {
         let found = Info::ask(&mut self.connection.clone()).await;
-        let found = found
-            .map_err(|error| error.to_string())
-            .and_then(|info| info.identity());
+        let found = found.map_err(|error| error.to_string()).and_then(|info| info.identity());
         if found.is_err() {
             self.give_up();
         }
@@ -437,9 +414,7 @@ impl Dialer {
         let keepalive = TcpKeepalive::new()
             .with_time(Duration::from_secs(5))
             .with_interval(Duration::from_secs(1));
-        let tcp = TcpSettings::default()
-            .set_nodelay(true)
-            .set_keepalive(keepalive);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(Duration::from_millis(settings.tcp_user_timeout_ms));
         let info = ConnectionAddr::Tcp(address.host.clone(), address.port)
@@ -448,11 +423,7 @@ impl Dialer {
             .set_redis_settings(login)
             .set_tcp_settings(tcp);
         let client = Client::open(info).map_err(invalid)?;
-        Ok(Self {
-            address,
-            client,
-            settings: settings.clone(),
-        })
+        Ok(Self { address, client, settings: settings.clone() })
     }
 
     async fn open(&self, broken: &Arc<AtomicBool>) -> Result<MultiplexedConnection, RedisError> {
@@ -467,9 +438,7 @@ impl Dialer {
                 }
                 Ok::<(), ::redis::aio::SendError>(())
             });
-        self.client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
+        self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Looks at everything about the server that matters to a sale.
@@ -487,10 +456,7 @@ impl Dialer {
                  standalone server",
             ));
         }
-        let policy = ::redis::cmd("CONFIG")
-            .arg("GET")
-            .arg("maxmemory-policy")
-            .take();
+        let policy = ::redis::cmd("CONFIG").arg("GET").arg("maxmemory-policy").take();
         let policy: Result<HashMap<String, String>, _> = policy.query_async(&mut connection).await;
         findings.push(policy_finding(policy.ok().as_ref()));
         findings.push(info.aof_finding());
@@ -508,12 +474,7 @@ impl ManageConnection for Dialer {
         let mut connection = self.open(&broken).await.map_err(readable)?;
         let info = Info::ask(&mut connection).await.map_err(readable)?;
         let server = ArcSwap::from_pointee(info.identity()?);
-        Ok(Arc::new(Link {
-            connection,
-            server,
-            broken,
-            timeouts: AtomicU32::new(0),
-        }))
+        Ok(Arc::new(Link { connection, server, broken, timeouts: AtomicU32::new(0) }))
     }
 
     async fn is_valid(&self, link: &mut Self::Connection) -> Result<(), Self::Error> {
@@ -556,11 +517,7 @@ impl Info {
         let texts: Vec<String> = pipe.query_async(connection).await?;
         let lines = texts.iter().flat_map(|text| text.lines());
         let fields = lines.filter_map(|line| line.split_once(':'));
-        Ok(Self(
-            fields
-                .map(|(name, field)| (name.to_owned(), field.to_owned()))
-                .collect(),
-        ))
+        Ok(Self(fields.map(|(name, field)| (name.to_owned(), field.to_owned())).collect()))
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -569,11 +526,7 @@ impl Info {
 
     /// Names this server and this history of its data.
     fn identity(&self) -> Result<String, String> {
-        match (
-            self.get("role"),
-            self.get("run_id"),
-            self.get("master_replid"),
-        ) {
+        match (self.get("role"), self.get("run_id"), self.get("master_replid")) {
             (Some("master"), Some(run_id), Some(replid)) => Ok(format!("{run_id}/{replid}")),
             (Some("slave" | "replica"), ..) => Err("the server is a replica".to_owned()),
             _ => Err("INFO does not tell role, run_id and master_replid".to_owned()),
@@ -582,14 +535,8 @@ impl Info {
 
     fn version_finding(&self) -> Finding {
         let is_valkey = self.get("server_name") == Some("valkey");
-        let version = self
-            .get("valkey_version")
-            .or(self.get("redis_version"))
-            .unwrap_or("unknown");
-        let major = version
-            .split('.')
-            .next()
-            .and_then(|major| major.parse::<u32>().ok());
+        let version = self.get("valkey_version").or(self.get("redis_version")).unwrap_or("unknown");
+        let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         match (is_valkey, major) {
             (true, _) => Finding::fine(format!("Valkey {version}")),
             (false, Some(7..)) => Finding::fine(format!("Redis {version}")),
@@ -618,10 +565,7 @@ impl Info {
 }
 
 fn policy_finding(reply: Option<&HashMap<String, String>>) -> Finding {
-    match reply
-        .and_then(|reply| reply.get("maxmemory-policy"))
-        .map(String::as_str)
-    {
+    match reply.and_then(|reply| reply.get("maxmemory-policy")).map(String::as_str) {
         Some("noeviction") => Finding::fine("no key is evicted"),
         Some(policy) => Finding::error(format!(
             "maxmemory-policy is {policy}, so Redis may throw away stock when memory is short: \
@@ -636,22 +580,13 @@ fn policy_finding(reply: Option<&HashMap<String, String>>) -> Finding {
 
 impl Finding {
     fn fine(text: impl Into<String>) -> Self {
-        Self {
-            level: Level::Fine,
-            text: text.into(),
-        }
+        Self { level: Level::Fine, text: text.into() }
     }
     fn warning(text: impl Into<String>) -> Self {
-        Self {
-            level: Level::Warning,
-            text: text.into(),
-        }
+        Self { level: Level::Warning, text: text.into() }
     }
     fn error(text: impl Into<String>) -> Self {
-        Self {
-            level: Level::Error,
-            text: text.into(),
-        }
+        Self { level: Level::Error, text: text.into() }
     }
 }
 
@@ -716,10 +651,7 @@ fn plain_text(error: &RedisError) -> String {
     }
 }
 
-#[allow(
-    clippy::wildcard_enum_match_arm,
-    reason = "redis-rs may add kinds; our scripts have few"
-)]
+#[allow(clippy::wildcard_enum_match_arm, reason = "redis-rs may add kinds; our scripts have few")]
 fn value(reply: ::redis::Value) -> Result<Value, ServerError> {
     use ::redis::Value as Reply;
     Ok(match reply {

@@ -16,10 +16,7 @@ use seckill::engine::{
 use crate::support::{EXPIRE_TIME, Segment, arg, identity, redis_server::RedisServer};
 
 /// Runs any one command: what someone with a console might do to our keys.
-const VANDAL: Script = Script {
-    name: "vandal",
-    source: "return redis.call(unpack(ARGV, 2))",
-};
+const VANDAL: Script = Script { name: "vandal", source: "return redis.call(unpack(ARGV, 2))" };
 
 const SEEDS: u64 = 60;
 const STEPS: usize = 150;
@@ -65,10 +62,7 @@ async fn both_engines_give_the_same_replies_and_hold_the_same_keys() {
         "ended",
         "error",
     ] {
-        assert!(
-            statuses.contains_key(status),
-            "no reply was {status}: {statuses:?}"
-        );
+        assert!(statuses.contains_key(status), "no reply was {status}: {statuses:?}");
     }
 }
 
@@ -193,16 +187,9 @@ async fn both_engines_convert_values_alike() {
     ];
     let mut differences = Vec::new();
     for source in sources {
-        let script = Script {
-            name: "snippet",
-            source,
-        };
+        let script = Script { name: "snippet", source };
         let keys = Arc::from([String::from("sk:{snippet}:key")]);
-        let call = Call {
-            script,
-            keys: Arc::clone(&keys),
-            args: Vec::new(),
-        };
+        let call = Call { script, keys: Arc::clone(&keys), args: Vec::new() };
         if let Err(difference) = pair.eval(call).await {
             differences.push(format!("{source}\n{difference}"));
         }
@@ -210,17 +197,8 @@ async fn both_engines_convert_values_alike() {
         if embedded != redis {
             differences.push(format!("{source}\n{embedded:?}\n{redis:?}"));
         }
-        let clean = Script {
-            name: "clean",
-            source: "return redis.call('DEL', KEYS[1])",
-        };
-        pair.eval(Call {
-            script: clean,
-            keys,
-            args: Vec::new(),
-        })
-        .await
-        .unwrap();
+        let clean = Script { name: "clean", source: "return redis.call('DEL', KEYS[1])" };
+        pair.eval(Call { script: clean, keys, args: Vec::new() }).await.unwrap();
     }
 }
 
@@ -233,15 +211,8 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     async fn new(embedded: EmbeddedEngine, redis: &'a RedisEngine) -> Self {
-        let identities = [
-            identity(&embedded).await.unwrap(),
-            identity(redis).await.unwrap(),
-        ];
-        Self {
-            embedded,
-            redis,
-            identities,
-        }
+        let identities = [identity(&embedded).await.unwrap(), identity(redis).await.unwrap()];
+        Self { embedded, redis, identities }
     }
 
     /// The status word of the common reply, or how the two differ.
@@ -250,18 +221,10 @@ impl<'a> Pair<'a> {
         let redis = self.redis.eval(call.clone()).await;
         let (embedded, redis) = (self.comparable(embedded), self.comparable(redis));
         if embedded != redis {
-            return Err(format!(
-                "{}\nembedded: {embedded}\nredis:    {redis}",
-                show(&call)
-            ));
+            return Err(format!("{}\nembedded: {embedded}\nredis:    {redis}", show(&call)));
         }
         let status = embedded.split(['"', ' ']).nth(1).unwrap_or_default();
-        Ok(if embedded.starts_with("error") {
-            "error"
-        } else {
-            status
-        }
-        .to_owned())
+        Ok(if embedded.starts_with("error") { "error" } else { status }.to_owned())
     }
 
     /// A reply as text; an error without the place in the script that Redis adds.
@@ -269,16 +232,11 @@ impl<'a> Pair<'a> {
         let text = match reply {
             Ok(value) => show_value(&value),
             Err(EngineError::Script(text)) => {
-                format!(
-                    "error {}",
-                    text.split(" script: ").next().unwrap_or_default()
-                )
+                format!("error {}", text.split(" script: ").next().unwrap_or_default())
             }
             Err(other) => panic!("{other}"),
         };
-        self.identities
-            .iter()
-            .fold(text, |text, identity| text.replace(identity, "SERVER"))
+        self.identities.iter().fold(text, |text, identity| text.replace(identity, "SERVER"))
     }
 
     async fn dumps(
@@ -289,10 +247,7 @@ impl<'a> Pair<'a> {
         for dumped in dumps.iter_mut().flat_map(BTreeMap::values_mut) {
             if let DumpedContent::Hash(fields) = &mut dumped.content
                 && let Some(server) = fields.get_mut(b"server".as_slice())
-                && self
-                    .identities
-                    .iter()
-                    .any(|identity| identity.as_bytes() == server)
+                && self.identities.iter().any(|identity| identity.as_bytes() == server)
             {
                 *server = b"SERVER".to_vec();
             }
@@ -308,25 +263,12 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
     let max_orders = |random: &mut Rng| arg(*random.choice(&[1, 1, 1, 2, 3]).unwrap());
     let (script, args) = match random.u32(..100) {
         0..10 => {
-            let total = random
-                .choice(&["20", "20", "20", "5", "9007199254740991", "0"])
-                .unwrap();
-            let expire = if random.u32(..40) == 0 {
-                1
-            } else {
-                EXPIRE_TIME
-            };
-            (
-                scripts::WARMUP,
-                vec![epoch(random), arg(total), arg(total), arg(expire)],
-            )
+            let total = random.choice(&["20", "20", "20", "5", "9007199254740991", "0"]).unwrap();
+            let expire = if random.u32(..40) == 0 { 1 } else { EXPIRE_TIME };
+            (scripts::WARMUP, vec![epoch(random), arg(total), arg(total), arg(expire)])
         }
         10..45 => {
-            let mut args = vec![
-                epoch(random),
-                max_orders(random),
-                arg(random.u32(1_000..1_010)),
-            ];
+            let mut args = vec![epoch(random), max_orders(random), arg(random.u32(1_000..1_010))];
             for _ in 0..random.u32(1..6) {
                 args.push(buyer(random));
                 args.push(reservation_id(random));
@@ -339,12 +281,8 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             (scripts::RESERVE, args)
         }
         45..60 => {
-            let args = vec![
-                epoch(random),
-                reservation_id(random),
-                buyer(random),
-                max_orders(random),
-            ];
+            let args =
+                vec![epoch(random), reservation_id(random), buyer(random), max_orders(random)];
             (scripts::RELEASE, args)
         }
         60..66 => {
@@ -356,26 +294,13 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             }
             (scripts::ACKNOWLEDGE, args)
         }
-        66..70 => (
-            scripts::UNACKED,
-            vec![arg(random.u32(1_000..1_012)), arg(random.u32(..6))],
-        ),
-        70..76 => (
-            scripts::FIND,
-            vec![reservation_id(random), buyer(random), max_orders(random)],
-        ),
+        66..70 => (scripts::UNACKED, vec![arg(random.u32(1_000..1_012)), arg(random.u32(..6))]),
+        70..76 => (scripts::FIND, vec![reservation_id(random), buyer(random), max_orders(random)]),
         76..79 => (scripts::LEVELS, vec![]),
         79..81 => (scripts::FREEZE, vec![epoch(random), arg("contradiction")]),
         81..85 => {
-            let expire = if random.u32(..20) == 0 {
-                1
-            } else {
-                EXPIRE_TIME
-            };
-            (
-                scripts::REBUILD_BEGIN,
-                vec![epoch(random), arg(20), arg(expire)],
-            )
+            let expire = if random.u32(..20) == 0 { 1 } else { EXPIRE_TIME };
+            (scripts::REBUILD_BEGIN, vec![epoch(random), arg(20), arg(expire)])
         }
         85..90 => {
             let count = random.u32(..3);
@@ -388,18 +313,11 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             args.extend((0..random.u32(..3)).map(|_| reservation_id(random)));
             (scripts::REBUILD_LOAD, args)
         }
-        90..95 => (
-            scripts::REBUILD_END,
-            vec![epoch(random), arg(random.u32(..3)), arg(14)],
-        ),
+        90..95 => (scripts::REBUILD_END, vec![epoch(random), arg(random.u32(..3)), arg(14)]),
         95 => (scripts::PING, vec![]),
         _ => (VANDAL, vandalism(random, segment)),
     };
-    Call {
-        script,
-        keys: Arc::clone(&segment.0),
-        args,
-    }
+    Call { script, keys: Arc::clone(&segment.0), args }
 }
 
 /// A command that leaves keys as no script of ours would.
@@ -432,17 +350,7 @@ fn vandalism(random: &mut Rng, segment: &Segment) -> Vec<Vec<u8>> {
 }
 
 fn buyer(random: &mut Rng) -> Vec<u8> {
-    let buyers = [
-        "ann",
-        "bob",
-        "eve:1",
-        "a#2",
-        "a",
-        "201605131024011014",
-        "1e5",
-        "inf",
-        "0.5",
-    ];
+    let buyers = ["ann", "bob", "eve:1", "a#2", "a", "201605131024011014", "1e5", "inf", "0.5"];
     arg(buyers[random.usize(..buyers.len())])
 }
 
@@ -455,9 +363,7 @@ fn member(random: &mut Rng) -> Vec<u8> {
 }
 
 fn reservation_id(random: &mut Rng) -> Vec<u8> {
-    arg(random
-        .choice(&["r1", "r2", "r3", "r4", "201605131024011015", "r#1", "1e3"])
-        .unwrap())
+    arg(random.choice(&["r1", "r2", "r3", "r4", "201605131024011015", "r#1", "1e3"]).unwrap())
 }
 
 fn order_no(random: &mut Rng) -> Vec<u8> {
@@ -465,22 +371,12 @@ fn order_no(random: &mut Rng) -> Vec<u8> {
 }
 
 fn show(call: &Call) -> String {
-    let args: Vec<_> = call
-        .args
-        .iter()
-        .map(|arg| String::from_utf8_lossy(arg))
-        .collect();
+    let args: Vec<_> = call.args.iter().map(|arg| String::from_utf8_lossy(arg)).collect();
     format!("{} {} {}", call.script.name, call.keys[0], args.join(" "))
 }
 
 fn tail(history: &[Call]) -> String {
-    history
-        .iter()
-        .rev()
-        .take(8)
-        .rev()
-        .map(|call| format!("\n  {}", show(call)))
-        .collect()
+    history.iter().rev().take(8).rev().map(|call| format!("\n  {}", show(call))).collect()
 }
 
 fn show_value(value: &Value) -> String {

@@ -66,13 +66,7 @@ impl Segment {
     pub(crate) fn of(activity: &str, sku: &str) -> Self {
         let activity_id = ActivityId::new(activity).unwrap();
         let sku_id = SkuId::new(sku).unwrap();
-        Self(keys::segment(
-            &OfferKey {
-                activity_id,
-                sku_id,
-            },
-            0,
-        ))
+        Self(keys::segment(&OfferKey { activity_id, sku_id }, 0))
     }
 
     pub(crate) async fn eval(
@@ -81,13 +75,7 @@ impl Segment {
         script: Script,
         args: Vec<Vec<u8>>,
     ) -> Result<Value, EngineError> {
-        engine
-            .eval(Call {
-                script,
-                keys: Arc::clone(&self.0),
-                args,
-            })
-            .await
+        engine.eval(Call { script, keys: Arc::clone(&self.0), args }).await
     }
 
     pub(crate) async fn warm_up(&self, engine: &dyn Engine, units: u64) {
@@ -103,15 +91,7 @@ impl Segment {
         buyer: &str,
     ) -> Result<Value, EngineError> {
         let id = format!("r-{buyer}");
-        let args = vec![
-            arg(1),
-            arg(1),
-            arg(1_000),
-            arg(buyer),
-            arg(id),
-            arg(1),
-            arg("order-1"),
-        ];
+        let args = vec![arg(1), arg(1), arg(1_000), arg(buyer), arg(id), arg(1), arg("order-1")];
         self.eval(engine, scripts::RESERVE, args).await
     }
 
@@ -134,21 +114,11 @@ pub(crate) fn answer(reply: &Value) -> String {
 }
 
 /// Replies the identity that the engine gives to scripts.
-pub(crate) const IDENTITY: Script = Script {
-    name: "identity",
-    source: "return ARGV[1]",
-};
+pub(crate) const IDENTITY: Script = Script { name: "identity", source: "return ARGV[1]" };
 
 pub(crate) async fn identity(engine: &dyn Engine) -> Result<String, EngineError> {
     let keys = Arc::from([String::from("sk:{identity}")]);
-    match engine
-        .eval(Call {
-            script: IDENTITY,
-            keys,
-            args: Vec::new(),
-        })
-        .await?
-    {
+    match engine.eval(Call { script: IDENTITY, keys, args: Vec::new() }).await? {
         Value::Bulk(text) => Ok(String::from_utf8(text).unwrap()),
         other => panic!("no identity: {other:?}"),
     }

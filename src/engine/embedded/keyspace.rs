@@ -135,16 +135,14 @@ impl Keyspace {
 
     /// Hands over what was removed.
     pub(super) fn take_trash(&mut self) -> Trash {
-        Trash {
-            _contents: std::mem::take(&mut self.trash),
-        }
+        Trash { _contents: std::mem::take(&mut self.trash) }
     }
 
     /// Runs one command; `args` begins with its name.
     pub(super) fn run<T: AsRef<[u8]>>(&mut self, args: &[T]) -> Result<Reply<'_>> {
         let Some((name, args)) = args.split_first() else {
             return Err(
-                "ERR Please specify at least one argument for this redis.call() call".into(),
+                "ERR Please specify at least one argument for this redis.call() call".into()
             );
         };
         let name = name.as_ref();
@@ -194,19 +192,14 @@ impl Keyspace {
             }
             Content::Set(set) => DumpedContent::Set(set.iter().map(|m| owned(m)).collect()),
             Content::SortedSet(set) => DumpedContent::SortedSet(
-                set.order
-                    .iter()
-                    .map(|(score, m)| (owned(m), number_text(score.0)))
-                    .collect(),
+                set.order.iter().map(|(score, m)| (owned(m), number_text(score.0))).collect(),
             ),
         };
         self.entries
             .iter()
             .map(|(key, entry)| {
-                let dumped = Dumped {
-                    content: content(&entry.content),
-                    expires_at: entry.expires_at,
-                };
+                let dumped =
+                    Dumped { content: content(&entry.content), expires_at: entry.expires_at };
                 (String::from_utf8_lossy(key).into_owned(), dumped)
             })
             .collect()
@@ -215,23 +208,17 @@ impl Keyspace {
     // Keys of any type.
 
     fn exists<T: AsRef<[u8]>>(&self, keys: Args<'_, T>) -> Result<Reply<'_>> {
-        count(
-            keys.iter()
-                .filter(|key| self.entries.contains_key(*key))
-                .count(),
-        )
+        count(keys.iter().filter(|key| self.entries.contains_key(*key)).count())
     }
 
     fn kind<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
-        Ok(Reply::Status(
-            match self.entries.get(args.get(0)).map(|entry| &entry.content) {
-                None => "none",
-                Some(Content::Text(_)) => "string",
-                Some(Content::Hash(_)) => "hash",
-                Some(Content::Set(_)) => "set",
-                Some(Content::SortedSet(_)) => "zset",
-            },
-        ))
+        Ok(Reply::Status(match self.entries.get(args.get(0)).map(|entry| &entry.content) {
+            None => "none",
+            Some(Content::Text(_)) => "string",
+            Some(Content::Hash(_)) => "hash",
+            Some(Content::Set(_)) => "set",
+            Some(Content::SortedSet(_)) => "zset",
+        }))
     }
 
     fn unlink<T: AsRef<[u8]>>(&mut self, keys: Args<'_, T>) -> Result<Reply<'_>> {
@@ -258,9 +245,7 @@ impl Keyspace {
     // Strings.
 
     fn get<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
-        Ok(self
-            .text(args.get(0))?
-            .map_or(Reply::Nil, |text| Reply::Bulk(Cow::Borrowed(text))))
+        Ok(self.text(args.get(0))?.map_or(Reply::Nil, |text| Reply::Bulk(Cow::Borrowed(text))))
     }
 
     fn set<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -283,13 +268,7 @@ impl Keyspace {
         // In the past: stored and gone at once.
         if expires_at.is_none_or(|at| at > self.now_ms) {
             let content = Content::Text(args.get(1).into());
-            self.entries.insert(
-                key.into(),
-                Entry {
-                    content,
-                    expires_at: None,
-                },
-            );
+            self.entries.insert(key.into(), Entry { content, expires_at: None });
             self.set_expiry(key, expires_at);
         }
         Ok(Reply::Status("OK"))
@@ -299,22 +278,13 @@ impl Keyspace {
         let by = integer(args.get(1)).ok_or(NOT_AN_INTEGER)?;
         let by = by.checked_mul(sign).ok_or("ERR decrement would overflow")?;
         let key = args.get(0);
-        let old = self
-            .text(key)?
-            .map_or(Some(0), integer)
-            .ok_or(NOT_AN_INTEGER)?;
+        let old = self.text(key)?.map_or(Some(0), integer).ok_or(NOT_AN_INTEGER)?;
         let new = old.checked_add(by).ok_or(OVERFLOW)?;
         let content = Content::Text(integer_text(new));
         match self.entries.get_mut(key) {
             Some(entry) => entry.content = content,
             None => {
-                self.entries.insert(
-                    key.into(),
-                    Entry {
-                        content,
-                        expires_at: None,
-                    },
-                );
+                self.entries.insert(key.into(), Entry { content, expires_at: None });
             }
         }
         Ok(Reply::Int(new))
@@ -329,9 +299,7 @@ impl Keyspace {
 
     fn hmget<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let hash = self.hash(args.get(0))?;
-        Ok(Reply::Array(
-            args.from(1).iter().map(|name| field(hash, name)).collect(),
-        ))
+        Ok(Reply::Array(args.from(1).iter().map(|name| field(hash, name)).collect()))
     }
 
     fn hset<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -361,11 +329,7 @@ impl Keyspace {
         let Content::Hash(hash) = &mut entry.content else {
             return Err(WRONG_TYPE);
         };
-        let removed = args
-            .from(1)
-            .iter()
-            .filter(|name| hash.remove(*name).is_some())
-            .count();
+        let removed = args.from(1).iter().filter(|name| hash.remove(*name).is_some()).count();
         if hash.is_empty() {
             self.remove(key);
         }
@@ -416,11 +380,7 @@ impl Keyspace {
         let Content::Set(set) = &mut entry.content else {
             return Err(WRONG_TYPE);
         };
-        let removed = args
-            .from(1)
-            .iter()
-            .filter(|member| set.remove(*member))
-            .count();
+        let removed = args.from(1).iter().filter(|member| set.remove(*member)).count();
         if set.is_empty() {
             self.remove(key);
         }
@@ -429,20 +389,13 @@ impl Keyspace {
 
     fn sismember<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let set = self.members(args.get(0))?;
-        Ok(Reply::Int(i64::from(
-            set.is_some_and(|set| set.contains(args.get(1))),
-        )))
+        Ok(Reply::Int(i64::from(set.is_some_and(|set| set.contains(args.get(1))))))
     }
 
     fn smismember<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let set = self.members(args.get(0))?;
         let is_member = |member| i64::from(set.is_some_and(|set| set.contains(member)));
-        Ok(Reply::Array(
-            args.from(1)
-                .iter()
-                .map(|member| Reply::Int(is_member(member)))
-                .collect(),
-        ))
+        Ok(Reply::Array(args.from(1).iter().map(|member| Reply::Int(is_member(member))).collect()))
     }
 
     fn scard<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -453,10 +406,7 @@ impl Keyspace {
 
     fn zadd<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
         const FLAGS: [&[u8]; 6] = [b"NX", b"XX", b"GT", b"LT", b"CH", b"INCR"];
-        if FLAGS
-            .iter()
-            .any(|flag| args.get(1).eq_ignore_ascii_case(flag))
-        {
+        if FLAGS.iter().any(|flag| args.get(1).eq_ignore_ascii_case(flag)) {
             return Err(refused_option("ZADD", args.get(1)));
         }
         if args.len().is_multiple_of(2) {
@@ -467,10 +417,8 @@ impl Keyspace {
         let scores = scores.collect::<Option<Vec<_>>>();
         let scores = scores.ok_or("ERR value is not a valid float")?;
         let set = self.sorted_set_mut(args.get(0))?;
-        let added = pairs
-            .zip(scores)
-            .filter(|(pair, score)| set.insert(pair[1].as_ref(), *score))
-            .count();
+        let added =
+            pairs.zip(scores).filter(|(pair, score)| set.insert(pair[1].as_ref(), *score)).count();
         count(added)
     }
 
@@ -482,11 +430,7 @@ impl Keyspace {
         let Content::SortedSet(set) = &mut entry.content else {
             return Err(WRONG_TYPE);
         };
-        let removed = args
-            .from(1)
-            .iter()
-            .filter(|member| set.remove(member))
-            .count();
+        let removed = args.from(1).iter().filter(|member| set.remove(member)).count();
         if set.order.is_empty() {
             self.remove(key);
         }
@@ -496,16 +440,11 @@ impl Keyspace {
     fn zscore<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let set = self.sorted_set(args.get(0))?;
         let score = set.and_then(|set| set.scores.get(args.get(1)));
-        Ok(score.map_or(Reply::Nil, |s| {
-            Reply::Bulk(number_text(s.0).into_bytes().into())
-        }))
+        Ok(score.map_or(Reply::Nil, |s| Reply::Bulk(number_text(s.0).into_bytes().into())))
     }
 
     fn zcard<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
-        count(
-            self.sorted_set(args.get(0))?
-                .map_or(0, |set| set.order.len()),
-        )
+        count(self.sorted_set(args.get(0))?.map_or(0, |set| set.order.len()))
     }
 
     fn zrangebyscore<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -611,19 +550,9 @@ impl Keyspace {
 
     fn content_mut(&mut self, key: &[u8], make: fn() -> Content) -> &mut Content {
         if !self.entries.contains_key(key) {
-            self.entries.insert(
-                key.into(),
-                Entry {
-                    content: make(),
-                    expires_at: None,
-                },
-            );
+            self.entries.insert(key.into(), Entry { content: make(), expires_at: None });
         }
-        &mut self
-            .entries
-            .get_mut(key)
-            .expect("a key that was just made is there")
-            .content
+        &mut self.entries.get_mut(key).expect("a key that was just made is there").content
     }
 
     fn remove(&mut self, key: &[u8]) -> bool {
@@ -683,19 +612,11 @@ struct Args<'a, T>(&'a [T]);
 
 impl<'a, T: AsRef<[u8]>> Args<'a, T> {
     fn exactly(self, len: usize) -> Result<Self> {
-        if self.0.len() == len {
-            Ok(self)
-        } else {
-            Err(WRONG_ARITY)
-        }
+        if self.0.len() == len { Ok(self) } else { Err(WRONG_ARITY) }
     }
 
     fn at_least(self, len: usize) -> Result<Self> {
-        if self.0.len() >= len {
-            Ok(self)
-        } else {
-            Err(WRONG_ARITY)
-        }
+        if self.0.len() >= len { Ok(self) } else { Err(WRONG_ARITY) }
     }
 
     fn len(&self) -> usize {
@@ -744,9 +665,7 @@ fn integer(text: &[u8]) -> Option<i64> {
         [b'0'] => digits.len() == text.len(),
         [first, rest @ ..] => matches!(first, b'1'..=b'9') && rest.iter().all(u8::is_ascii_digit),
     };
-    canonical
-        .then(|| std::str::from_utf8(text).ok()?.parse().ok())
-        .flatten()
+    canonical.then(|| std::str::from_utf8(text).ok()?.parse().ok()).flatten()
 }
 
 fn integer_text(number: i64) -> Bytes {
@@ -770,12 +689,7 @@ fn score_bound(text: &[u8]) -> Option<Bound<Score>> {
 pub(super) fn number_text(number: f64) -> String {
     const DIGITS: i32 = 17;
     if number.is_nan() {
-        return if number.is_sign_negative() {
-            "-nan"
-        } else {
-            "nan"
-        }
-        .to_owned();
+        return if number.is_sign_negative() { "-nan" } else { "nan" }.to_owned();
     }
     if number.is_infinite() {
         return if number < 0.0 { "-inf" } else { "inf" }.to_owned();

@@ -42,10 +42,8 @@ pub(super) struct Vm {
 
 impl Vm {
     pub(super) fn new(keys: &Arc<Mutex<Keyspace>>) -> mlua::Result<Self> {
-        let lua = Lua::new_with(
-            StdLib::TABLE | StdLib::STRING | StdLib::MATH,
-            LuaOptions::default(),
-        )?;
+        let lua =
+            Lua::new_with(StdLib::TABLE | StdLib::STRING | StdLib::MATH, LuaOptions::default())?;
         let hooks = Arc::new(AtomicU32::new(0));
         let seen = Arc::clone(&hooks);
         let triggers = HookTriggers::new().every_nth_instruction(HOOK_INTERVAL);
@@ -62,15 +60,7 @@ impl Vm {
             .set_name("@prelude")
             .call((run, run_many, run_exactly))?;
         let (ok, err) = (lua.create_string("ok")?, lua.create_string("err")?);
-        Ok(Self {
-            lua,
-            environment,
-            enter,
-            scripts: HashMap::new(),
-            ok,
-            err,
-            hooks,
-        })
+        Ok(Self { lua, environment, enter, scripts: HashMap::new(), ok, err, hooks })
     }
 
     /// Runs a script; an error is the text that Redis would reply, code first.
@@ -96,13 +86,10 @@ impl Vm {
         server: &str,
         args: &[Vec<u8>],
     ) -> mlua::Result<(mlua::Value, Option<BString>)> {
-        let keys = self
-            .lua
-            .create_sequence_from(keys.iter().map(String::as_str))?;
+        let keys = self.lua.create_sequence_from(keys.iter().map(String::as_str))?;
         let args = args.iter().map(|arg| text(arg));
-        let args = self
-            .lua
-            .create_sequence_from(std::iter::once(Either::Left(server)).chain(args))?;
+        let args =
+            self.lua.create_sequence_from(std::iter::once(Either::Left(server)).chain(args))?;
         let function = match self.scripts.get(script.name) {
             Some((known, function)) if *known == script => function.clone(),
             _ => self.compile(script)?,
@@ -124,20 +111,14 @@ impl Vm {
         Ok(function)
     }
 
-    #[allow(
-        clippy::wildcard_enum_match_arm,
-        reason = "Redis replies nil for any other value"
-    )]
+    #[allow(clippy::wildcard_enum_match_arm, reason = "Redis replies nil for any other value")]
     /// Redis's conversion: a number loses its fraction, true is 1, false is nil, a table is an
     /// error, a status, or an array up to its first nil.
     fn reply(&self, value: &mlua::Value, depth: u32) -> Result<Value, String> {
         match value {
             mlua::Value::String(text) => Ok(Value::Bulk(text.as_bytes().to_vec())),
             mlua::Value::Integer(number) => Ok(Value::Int(*number)),
-            #[allow(
-                clippy::cast_possible_truncation,
-                reason = "what Redis does, but defined"
-            )]
+            #[allow(clippy::cast_possible_truncation, reason = "what Redis does, but defined")]
             mlua::Value::Number(number) => Ok(Value::Int(*number as i64)),
             mlua::Value::Boolean(true) => Ok(Value::Int(1)),
             mlua::Value::Table(table) => self.table_reply(table, depth),
@@ -219,10 +200,7 @@ fn commands(
 }
 
 fn quickly(lua: &Lua, keys: &Mutex<Keyspace>, args: &[BString]) -> mlua::Result<Answer> {
-    if args
-        .iter()
-        .any(|arg| arg.is_empty() || may_be_a_number(arg))
-    {
+    if args.iter().any(|arg| arg.is_empty() || may_be_a_number(arg)) {
         return Ok((mlua::Value::Boolean(false), Some(EXACTLY.to_owned())));
     }
     run_command(lua, keys, args)
@@ -233,10 +211,7 @@ fn run_command(lua: &Lua, keys: &Mutex<Keyspace>, args: &[BString]) -> mlua::Res
     let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
     match keys.run(args) {
         Ok(reply) => Ok((lua_value(lua, reply)?, None)),
-        Err(refusal) => Ok((
-            mlua::Value::Boolean(false),
-            Some(Refusal::into_owned(refusal)),
-        )),
+        Err(refusal) => Ok((mlua::Value::Boolean(false), Some(Refusal::into_owned(refusal)))),
     }
 }
 
@@ -281,10 +256,7 @@ fn text(bytes: &[u8]) -> Either<&str, &bstr::BStr> {
 fn exact_text(value: &mlua::Value) -> Option<BString> {
     match value {
         mlua::Value::String(text) => Some(text.as_bytes().to_vec().into()),
-        #[allow(
-            clippy::cast_precision_loss,
-            reason = "it was a Lua number, so it is one of them"
-        )]
+        #[allow(clippy::cast_precision_loss, reason = "it was a Lua number, so it is one of them")]
         mlua::Value::Integer(number) => Some(number_text(*number as f64).into()),
         mlua::Value::Number(number) => Some(number_text(*number).into()),
         _ => None,
@@ -299,10 +271,7 @@ fn may_be_a_number(text: &[u8]) -> bool {
     matches!(first, b'0'..=b'9' | b'-' | b'i' | b'n')
         && text.len() <= 24
         && text.iter().all(|b| {
-            matches!(
-                b,
-                b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'i' | b'n' | b'f' | b'a'
-            )
+            matches!(b, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'i' | b'n' | b'f' | b'a')
         })
         && text.iter().any(|b| !b.is_ascii_digit())
 }

@@ -74,9 +74,7 @@ impl RedisSettings {
     /// holds the password.
     pub fn address(&self) -> Result<Address, OpenError> {
         if !(1..=64).contains(&self.connections) {
-            return Err(OpenError::Misconfigured(
-                "connections must be 1 to 64".to_owned(),
-            ));
+            return Err(OpenError::Misconfigured("connections must be 1 to 64".to_owned()));
         }
         let figures = [
             ("connect_timeout_ms", self.connect_timeout_ms),
@@ -85,9 +83,7 @@ impl RedisSettings {
             ("pipeline_buffer", self.pipeline_buffer as u64),
         ];
         if let Some((name, _)) = figures.into_iter().find(|(_, figure)| *figure == 0) {
-            return Err(OpenError::Misconfigured(format!(
-                "{name} must be at least 1"
-            )));
+            return Err(OpenError::Misconfigured(format!("{name} must be at least 1")));
         }
         Address::parse(&self.url)
     }
@@ -147,24 +143,13 @@ impl Address {
         let password = url.password().map(decode).transpose()?;
         let database = match url.path().trim_matches('/') {
             "" => 0,
-            path => path
-                .parse()
-                .map_err(|_| invalid("the database must be a number"))?,
+            path => path.parse().map_err(|_| invalid("the database must be a number"))?,
         };
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("nothing may follow the database"));
         }
-        let host = host
-            .trim_start_matches('[')
-            .trim_end_matches(']')
-            .to_owned();
-        Ok(Self {
-            host,
-            port: url.port().unwrap_or(6379),
-            user,
-            password,
-            database,
-        })
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Self { host, port: url.port().unwrap_or(6379), user, password, database })
     }
 
     /// The text without the password, should it be in there.
@@ -262,10 +247,7 @@ mod tests {
             (address.host.as_str(), address.port, address.database),
             ("cache.internal", 6380, 3)
         );
-        assert_eq!(
-            Address::parse("redis://[::1]").unwrap().to_string(),
-            "[::1]:6379"
-        );
+        assert_eq!(Address::parse("redis://[::1]").unwrap().to_string(), "[::1]:6379");
     }
 
     #[test]

@@ -37,11 +37,7 @@ impl RedisServer {
 
     /// With options of the command line, which win over those here.
     pub(crate) async fn start_with(options: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self {
             port,
             directory: tempfile::tempdir().unwrap(),
@@ -58,20 +54,8 @@ impl RedisServer {
         let binary = binary();
         let mut command = Command::new(&binary);
         command
-            .args([
-                "--port",
-                &self.port.to_string(),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-            ])
-            .args([
-                "--enable-debug-command",
-                "local",
-                "--repl-diskless-sync-delay",
-                "0",
-            ])
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .args(["--enable-debug-command", "local", "--repl-diskless-sync-delay", "0"])
             .args(["--logfile", "redis.log", "--dir"])
             .arg(self.directory.path())
             .args(&self.options)
@@ -86,10 +70,7 @@ impl RedisServer {
         self.child = Some(child);
         eventually("redis-server accepts connections", async || {
             let mut connection = self.connect().await.ok()?;
-            match redis::cmd("PING")
-                .query_async::<String>(&mut connection)
-                .await
-            {
+            match redis::cmd("PING").query_async::<String>(&mut connection).await {
                 Ok(_) => Some(()),
                 // Up, and wants a password.
                 Err(error) => (error.code() == Some("NOAUTH")).then_some(()),
@@ -121,9 +102,7 @@ impl RedisServer {
     }
 
     pub(crate) async fn engine(&self) -> RedisEngine {
-        RedisEngine::connect(&RedisSettings::new(self.url()))
-            .await
-            .unwrap()
+        RedisEngine::connect(&RedisSettings::new(self.url())).await.unwrap()
     }
 
     /// A connection past the engine, to look and to meddle.
@@ -133,9 +112,7 @@ impl RedisServer {
             .set_response_timeout(timeout)
             .set_connection_timeout(timeout);
         let client = redis::Client::open(self.url())?;
-        client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
+        client.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Runs one command, past the engine.
@@ -145,20 +122,14 @@ impl RedisServer {
         for word in words {
             command.arg(word);
         }
-        command
-            .query_async(&mut connection)
-            .await
-            .unwrap_or_else(|e| panic!("{words:?}: {e}"))
+        command.query_async(&mut connection).await.unwrap_or_else(|e| panic!("{words:?}: {e}"))
     }
 
     /// Everything it holds, as [`seckill::engine::embedded::EmbeddedEngine::dump`] shows it.
     pub(crate) async fn dump(&self) -> BTreeMap<String, Dumped> {
         let mut connection = self.connect().await.unwrap();
-        let keys: Vec<String> = redis::cmd("KEYS")
-            .arg("*")
-            .query_async(&mut connection)
-            .await
-            .unwrap();
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
         let mut dump = BTreeMap::new();
         for key in keys {
             if let Some(dumped) = dump_key(&mut connection, &key).await {
@@ -199,16 +170,10 @@ async fn dump_key(connection: &mut MultiplexedConnection, key: &str) -> Option<D
         other => panic!("no dump of a {other}"),
     };
     let expires_at: i64 = ask(connection, &["PEXPIRETIME", key]).await;
-    Some(Dumped {
-        content,
-        expires_at: (expires_at >= 0).then_some(expires_at),
-    })
+    Some(Dumped { content, expires_at: (expires_at >= 0).then_some(expires_at) })
 }
 
-#[allow(
-    clippy::disallowed_methods,
-    reason = "a setting of the tests, not of the server"
-)]
+#[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the server")]
 fn binary() -> String {
     std::env::var("SECKILL_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
