@@ -200,6 +200,7 @@ async fn both_engines_convert_values_alike() {
         let clean = Script { name: "clean", source: "return redis.call('DEL', KEYS[1])" };
         pair.eval(Call { script: clean, keys, args: Vec::new() }).await.unwrap();
     }
+    assert!(differences.is_empty(), "{}", differences.join("\n\n"));
 }
 
 /// The two engines, and what they call themselves.

@@ -141,9 +141,7 @@ impl Keyspace {
     /// Runs one command; `args` begins with its name.
     pub(super) fn run<T: AsRef<[u8]>>(&mut self, args: &[T]) -> Result<Reply<'_>> {
         let Some((name, args)) = args.split_first() else {
-            return Err(
-                "ERR Please specify at least one argument for this redis.call() call".into()
-            );
+            return Err("ERR Please specify at least one argument for this redis lib call".into());
         };
         let name = name.as_ref();
         let mut upper = [0; 16];
