@@ -115,6 +115,7 @@ async fn both_engines_convert_values_alike() {
         "return redis.call('HSET', KEYS[1], 'a', 1, 'b')",
         // Text that is a number, and is not.
         "redis.call('SET', KEYS[1], '007') return redis.call('INCRBY', KEYS[1], 1)",
+        "redis.call('SET', KEYS[1], '-0') return redis.call('INCRBY', KEYS[1], 1)",
         "redis.call('SET', KEYS[1], '9223372036854775807') return redis.call('INCRBY', KEYS[1], 1)",
         "redis.call('SET', KEYS[1], '5') return redis.call('DECRBY', KEYS[1], '-9223372036854775808')",
         "redis.call('SET', KEYS[1], '5') return redis.call('INCRBY', KEYS[1], 1.5)",

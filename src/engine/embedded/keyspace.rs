@@ -770,4 +770,14 @@ mod tests {
         assert_eq!(keys.dump()["a"].content, DumpedContent::Text(b"2".to_vec()));
         assert!(keys.expiries.is_empty());
     }
+
+    #[test]
+    fn a_key_that_is_set_again_lives_on() {
+        let mut keys = Keyspace::default();
+        keys.start(1_000);
+        keys.run(&["SET", "a", "1", "PXAT", "5000"]).unwrap();
+        keys.run(&["SET", "a", "2"]).unwrap();
+        keys.start(10_000);
+        assert_eq!(keys.dump()["a"].expires_at, None);
+    }
 }

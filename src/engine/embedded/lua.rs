@@ -15,8 +15,6 @@ use std::{
 use bstr::{BString, ByteSlice};
 use mlua::{Either, Function, HookTriggers, Lua, LuaOptions, MultiValue, StdLib, Table, VmState};
 
-use mlua::state::{GcIncParams, GcMode};
-
 use super::keyspace::{Keyspace, Refusal, Reply, number_text};
 use crate::engine::{Script, Value};
 
@@ -25,8 +23,6 @@ const HOOK_INTERVAL: u32 = 100_000;
 /// After so many looks a script is stopped: 50 million instructions, under a second. The longest
 /// of ours, loading a full chunk, needs under a hundred thousand.
 const MAX_HOOKS: u32 = 500;
-/// How far the VM's memory grows before the next collection.
-const GC_PAUSE_PERCENT: i32 = 1_000;
 /// How deep a reply may be nested.
 const MAX_DEPTH: u32 = 32;
 
@@ -48,9 +44,6 @@ impl Vm {
     pub(super) fn new(keys: &Arc<Mutex<Keyspace>>) -> mlua::Result<Self> {
         let lua =
             Lua::new_with(StdLib::TABLE | StdLib::STRING | StdLib::MATH, LuaOptions::default())?;
-        // What a script leaves behind is garbage and little; collecting it less often costs some
-        // megabytes and saves a tenth of the time.
-        lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(GC_PAUSE_PERCENT)));
         let hooks = Arc::new(AtomicU32::new(0));
         let seen = Arc::clone(&hooks);
         let triggers = HookTriggers::new().every_nth_instruction(HOOK_INTERVAL);
