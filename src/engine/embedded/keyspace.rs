@@ -141,9 +141,7 @@ impl Keyspace {
     /// Runs one command; `args` begins with its name.
     pub(super) fn run<T: AsRef<[u8]>>(&mut self, args: &[T]) -> Result<Reply<'_>> {
         let Some((name, args)) = args.split_first() else {
-            return Err(
-                "ERR Please specify at least one argument for this redis.call() call".into()
-            );
+            return Err("ERR Please specify at least one argument for this redis lib call".into());
         };
         let name = name.as_ref();
         let mut upper = [0; 16];
@@ -479,7 +477,7 @@ impl Keyspace {
         };
         let below = |score: &Score| match max {
             Bound::Included(max) => *score <= max,
-            Bound::Excluded(max) => *score <= max,
+            Bound::Excluded(max) => *score < max,
             Bound::Unbounded => true,
         };
         let members = set
@@ -771,5 +769,15 @@ mod tests {
         keys.start(10_000);
         assert_eq!(keys.dump()["a"].content, DumpedContent::Text(b"2".to_vec()));
         assert!(keys.expiries.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_set_again_lives_on() {
+        let mut keys = Keyspace::default();
+        keys.start(1_000);
+        keys.run(&["SET", "a", "1", "PXAT", "5000"]).unwrap();
+        keys.run(&["SET", "a", "2"]).unwrap();
+        keys.start(10_000);
+        assert_eq!(keys.dump()["a"].expires_at, None);
     }
 }
