@@ -132,7 +132,9 @@ pub(super) fn start_failure(error: StartError) -> Failure {
     match error {
         StartError::Database(database::OpenError::InvalidUrl { .. })
         | StartError::Database(database::OpenError::Unwritable { .. })
-        | StartError::Engine(redis::OpenError::InvalidUrl(_) | redis::OpenError::Misconfigured(_))
+        | StartError::Engine(
+            redis::OpenError::InvalidUrl(_) | redis::OpenError::Misconfigured(_),
+        )
         | StartError::SchemaBehind => Failure::Usage(error.to_string()),
         StartError::Database(database::OpenError::Unreachable { .. })
         | StartError::Engine(redis::OpenError::Unreachable { .. })

@@ -10,4 +10,5 @@ mod cli;
 mod database;
 mod engine_differential;
 mod engine_redis;
+mod sale;
 mod support;

@@ -165,6 +165,7 @@ impl Keyspace {
             b"HSET" => self.hset(args.at_least(3)?),
             b"HDEL" => self.hdel(args.at_least(2)?),
             b"HLEN" => self.hlen(args.exactly(1)?),
+            b"HSCAN" => self.hscan(args.at_least(2)?),
             b"HINCRBY" => self.hincrby(args.exactly(3)?),
             b"SADD" => self.sadd(args.at_least(2)?),
             b"SREM" => self.srem(args.at_least(2)?),
@@ -332,6 +333,19 @@ impl Keyspace {
             self.remove(key);
         }
         count(removed)
+    }
+
+    /// The whole hash as one page, which Redis may answer too: it does so for small ones.
+    fn hscan<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
+        integer(args.get(1)).ok_or("ERR invalid cursor")?;
+        if args.len() > 2 && !args.get(2).eq_ignore_ascii_case(b"COUNT") {
+            return Err(refused_option("HSCAN", args.get(2)));
+        }
+        let fields = self.hash(args.get(0))?.into_iter().flatten();
+        let page = fields.flat_map(|(name, value)| {
+            [Reply::Bulk(Cow::Borrowed(name)), Reply::Bulk(Cow::Borrowed(value))]
+        });
+        Ok(Reply::Array(vec![Reply::Bulk(Cow::Borrowed(b"0")), Reply::Array(page.collect())]))
     }
 
     fn hlen<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
