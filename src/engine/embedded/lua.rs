@@ -238,6 +238,13 @@ fn pushed(lua: &Lua, reply: Reply<'_>) -> mlua::Result<Pushed> {
             table.raw_set("ok", word)?;
             Either::Right(Either::Right(mlua::Value::Table(table)))
         }
+        Reply::Array(items) if items.iter().any(|item| matches!(item, Reply::Array(_))) => {
+            let table = lua.create_table_with_capacity(items.len(), 0)?;
+            for item in items {
+                table.raw_push(pushed(lua, item)?)?;
+            }
+            Either::Right(Either::Right(mlua::Value::Table(table)))
+        }
         Reply::Array(items) => {
             let items = items.into_iter().map(|item| match item {
                 Reply::Bulk(Cow::Borrowed(bytes)) => Ok(Either::Right(text(bytes))),

@@ -18,6 +18,8 @@ use seckill::{
     server::Parts,
 };
 
+use tokio::time::Instant;
+
 use super::{databases::Fresh, eventually, redis_server::RedisServer};
 
 /// What a world is built on; drop it last.
@@ -195,14 +197,23 @@ impl World {
 
     /// Settles and orders all that is left, then reads the books.
     pub(crate) async fn books(&self, key: &OfferKey) -> OfferBooks {
-        eventually("the pipeline is empty", async || {
-            sweep(&self.parts.reservations, Duration::ZERO).await.ok()?;
-            self.parts.poller(&self.settings).run_once().await.ok()?;
-            let books = self.read_books(key).await.ok()?;
-            (books.engine_unacked == 0 && books.unfinished_rows == 0).then_some(())
-        })
-        .await;
-        self.read_books(key).await.unwrap()
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let found = self.finish_and_read(key).await;
+            match found {
+                Ok(books) if books.engine_unacked == 0 && books.unfinished_rows == 0 => {
+                    return books;
+                }
+                found => assert!(Instant::now() < deadline, "the pipeline is not empty: {found:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn finish_and_read(&self, key: &OfferKey) -> Result<OfferBooks, Error> {
+        sweep(&self.parts.reservations, Duration::ZERO).await?;
+        self.parts.poller(&self.settings).run_once().await?;
+        self.read_books(key).await
     }
 
     /// The books as they are, also in the middle of something.
@@ -222,7 +233,7 @@ impl World {
 
     /// Ends this server in good order.
     pub(crate) async fn close(self) {
-        self.parts.close(tokio::time::Instant::now() + Duration::from_secs(5)).await;
+        self.parts.close(Instant::now() + Duration::from_secs(5)).await;
     }
 }
 
