@@ -29,10 +29,11 @@ impl Client {
     /// Connects to the server of the command line.
     pub(super) async fn connect(global: &Global) -> Result<Self, Failure> {
         let channel = connect(&global.server, global.timeout).await?;
-        Ok(Self {
-            channel,
-            timeout: global.timeout,
-        })
+        Ok(Self { channel, timeout: global.timeout })
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     pub(super) fn channel(&self) -> Channel {
@@ -76,10 +77,7 @@ pub(super) async fn connect(server: &str, timeout: Duration) -> Result<Channel, 
         .keep_alive_timeout(Duration::from_secs(10))
         .connect()
         .await
-        .map_err(|error| Failure::NoServer {
-            server: server.to_owned(),
-            cause: root_cause(&error),
-        })
+        .map_err(|error| Failure::NoServer { server: server.to_owned(), cause: root_cause(&error) })
 }
 
 /// One call with a deadline, which the server is told.
@@ -88,9 +86,22 @@ pub(super) async fn call<Q, A>(
     request: Q,
     rpc: impl AsyncFnOnce(Request<Q>) -> Result<Response<A>, Status>,
 ) -> Result<A, Failure> {
+    answer(timeout, rpc(with_deadline(timeout, request))).await
+}
+
+/// A request that tells the server its deadline.
+pub(super) fn with_deadline<Q>(timeout: Duration, request: Q) -> Request<Q> {
     let mut request = Request::new(request);
     request.set_timeout(timeout);
-    match tokio::time::timeout(timeout + SLACK, rpc(request)).await {
+    request
+}
+
+/// Waits for an answer, but not for ever.
+pub(super) async fn answer<A>(
+    timeout: Duration,
+    rpc: impl Future<Output = Result<Response<A>, Status>>,
+) -> Result<A, Failure> {
+    match tokio::time::timeout(timeout + SLACK, rpc).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_) => Err(Failure::Rpc(Box::new(RpcFailure::deadline()))),
     }

@@ -42,17 +42,9 @@ pub struct Serve {
 
 /// Flags for settings that keep everything in memory, on a free port.
 pub(super) fn ephemeral(name: &'static str) -> Vec<Flag> {
-    [
-        ("grpc.addr", "127.0.0.1:0"),
-        ("engine.url", ""),
-        ("database.url", "sqlite::memory:"),
-    ]
-    .map(|(key, value)| Flag {
-        name,
-        key,
-        value: value.to_owned(),
-    })
-    .to_vec()
+    [("grpc.addr", "127.0.0.1:0"), ("engine.url", ""), ("database.url", "sqlite::memory:")]
+        .map(|(key, value)| Flag { name, key, value: value.to_owned() })
+        .to_vec()
 }
 
 impl Serve {
@@ -62,10 +54,7 @@ impl Serve {
             return Ok(Exit::Ok);
         }
         let loaded = context.settings(self.flags())?;
-        loaded
-            .settings
-            .check_exposure(self.insecure)
-            .map_err(Failure::Settings)?;
+        loaded.settings.check_exposure(self.insecure).map_err(Failure::Settings)?;
         if self.print_config {
             if context.printer.is_json() {
                 context.printer.answer(&json!(loaded.settings));
@@ -95,11 +84,7 @@ impl Serve {
     }
 
     fn flags(&self) -> Vec<Flag> {
-        let mut flags = if self.ephemeral {
-            ephemeral("--ephemeral")
-        } else {
-            Vec::new()
-        };
+        let mut flags = if self.ephemeral { ephemeral("--ephemeral") } else { Vec::new() };
         let named = [
             ("--grpc-addr", "grpc.addr", &self.grpc_addr),
             ("--engine-url", "engine.url", &self.engine_url),
@@ -107,11 +92,7 @@ impl Serve {
         ];
         for (name, key, value) in named {
             if let Some(value) = value {
-                flags.push(Flag {
-                    name,
-                    key,
-                    value: value.clone(),
-                });
+                flags.push(Flag { name, key, value: value.clone() });
             }
         }
         flags
@@ -123,7 +104,5 @@ impl Serve {
 /// A port in use, and an engine or a database that is away, are [`Failure::Unavailable`].
 async fn serve(settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<(), Failure> {
     let _ = (settings, ready);
-    Err(Failure::Internal(
-        "the server is not part of this build".to_owned(),
-    ))
+    Err(Failure::Internal("the server is not part of this build".to_owned()))
 }
