@@ -133,7 +133,12 @@ pub struct Progress {
 impl Progress {
     pub(super) fn new(printer: Printer) -> Self {
         // It draws on stderr, and nothing where that is no terminal.
-        Self { printer: Some(printer), bar: ProgressBar::no_length() }
+        let bar = ProgressBar::no_length();
+        let template = "{prefix:<24} {bar:32} {pos:>7}/{len} {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("##."));
+        }
+        Self { printer: Some(printer), bar }
     }
 
     /// Shows nothing.
@@ -144,20 +149,16 @@ impl Progress {
 
     /// Begins something of `steps` steps.
     fn begin(&self, what: &str, steps: u64) {
-        self.bar.reset();
-        self.bar.set_length(steps);
-        self.bar.set_message(String::new());
         if self.bar.is_hidden() {
             if let Some(printer) = self.printer {
                 printer.note(what);
             }
             return;
         }
-        let template = "{prefix:<24} {bar:32} {pos:>7}/{len} {msg}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            self.bar.set_style(style.progress_chars("##."));
-        }
         self.bar.set_prefix(what.to_owned());
+        self.bar.set_message(String::new());
+        self.bar.set_length(steps);
+        self.bar.reset();
     }
 
     fn step(&self) {
