@@ -6,7 +6,7 @@
 mod activity;
 mod client;
 mod completions;
-//TMP pub mod demo;
+pub mod demo;
 pub mod doctor;
 pub mod failure;
 mod health;
@@ -15,15 +15,12 @@ mod migrate;
 mod output;
 mod reservation;
 pub mod serve;
-//TMP mod smoke;
+mod smoke;
 mod span;
 mod status;
 mod version;
 mod warmup;
-//TMP mod watch;
-
-//TMP #[cfg(test)]
-//TMP mod stand_in;
+mod watch;
 
 use std::{
     ffi::OsString,
@@ -114,8 +111,8 @@ pub enum Output {
 pub enum Command {
     Serve(serve::Serve),
     Migrate(migrate::Migrate),
-    //TMP     Demo(demo::Options),
-    //TMP     Smoke(smoke::Smoke),
+    Demo(demo::Options),
+    Smoke(smoke::Smoke),
     /// Makes, shows and moves activities.
     #[command(subcommand)]
     Activity(activity::Activity),
@@ -124,7 +121,7 @@ pub enum Command {
     Release(reservation::Release),
     Confirm(reservation::Confirm),
     Reservation(reservation::Get),
-    //TMP     Watch(watch::Watch),
+    Watch(watch::Watch),
     Status(status::Status),
     Health(health::Health),
     Doctor(doctor::Doctor),
@@ -187,7 +184,7 @@ impl Context {
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> Exit {
-    panic::set_hook(Box::new(|info| output::panicked(info)));
+    panic::set_hook(Box::new(output::panicked));
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(exit) => return exit,
@@ -221,10 +218,14 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
 /// Runs one command to its end.
 pub async fn run(cli: Cli) -> Exit {
     let context = Context { printer: Printer::new(cli.global.output), global: cli.global };
-    let command = AssertUnwindSafe(dispatch(cli.command, &context));
-    match command.catch_unwind().await {
+    settle(dispatch(cli.command, &context), context.printer).await
+}
+
+/// Turns what a command came to into an exit code; a panic is a fault of ours.
+async fn settle(command: impl Future<Output = Result<Exit, Failure>>, printer: Printer) -> Exit {
+    match AssertUnwindSafe(command).catch_unwind().await {
         Ok(Ok(exit)) => exit,
-        Ok(Err(failure)) => context.printer.failure(&failure),
+        Ok(Err(failure)) => printer.failure(&failure),
         // The hook has said why.
         Err(_) => Exit::Internal,
     }
@@ -234,15 +235,15 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
     match command {
         Command::Serve(serve) => serve.run(context).await,
         Command::Migrate(migrate) => migrate.run(context).await,
-        //TMP         Command::Demo(options) => demo::run(options, context).await,
-        //TMP         Command::Smoke(smoke) => smoke.run(context).await,
+        Command::Demo(options) => demo::run(options, context).await,
+        Command::Smoke(smoke) => smoke.run(context).await,
         Command::Activity(activity) => activity.run(context).await,
         Command::Warmup(warmup) => warmup.run(context).await,
         Command::Reserve(reserve) => reserve.run(context).await,
         Command::Release(release) => release.run(context).await,
         Command::Confirm(confirm) => confirm.run(context).await,
         Command::Reservation(get) => get.run(context).await,
-        //TMP         Command::Watch(watch) => watch.run(context).await,
+        Command::Watch(watch) => watch.run(context).await,
         Command::Status(status) => status.run(context).await,
         Command::Health(health) => health.run(context).await,
         Command::Doctor(doctor) => doctor.run(context).await,
@@ -260,6 +261,12 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_fault_of_ours() {
+        let exit = settle(async { panic!("on purpose") }, Printer::new(Output::Table)).await;
+        assert_eq!((exit, exit.code()), (Exit::Internal, 70));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
     admission::catalog::Catalog,
     api::{self, Services, pb, stack},
     circuit::Circuit,
-    config::Settings,
+    config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
     domain::TimeMs,
     engine::{
@@ -211,21 +211,42 @@ impl Parts {
     }
 }
 
+/// What the settings say about the database.
+#[must_use]
+pub fn sql_settings(settings: &config::DatabaseSettings) -> DatabaseSettings {
+    DatabaseSettings {
+        url: settings.url.expose().to_owned(),
+        max_connections: settings.max_connections,
+        connect_timeout_ms: settings.connect_timeout_ms,
+        acquire_timeout_ms: settings.acquire_timeout_ms,
+        statement_timeout_ms: settings.statement_timeout_ms,
+        lock_timeout_ms: settings.lock_timeout_ms,
+    }
+}
+
+/// What the settings say about Redis; `None` for the embedded engine.
+#[must_use]
+pub fn redis_settings(settings: &config::EngineSettings) -> Option<RedisSettings> {
+    let url = settings.url.expose();
+    if url.is_empty() {
+        return None;
+    }
+    Some(RedisSettings {
+        connections: u32::try_from(settings.connections).unwrap_or(u32::MAX),
+        connect_timeout_ms: settings.connect_timeout_ms,
+        response_timeout_ms: settings.response_timeout_ms,
+        ..RedisSettings::new(url)
+    })
+}
+
 async fn open_database(settings: &Settings) -> Result<Database, StartError> {
-    let settings = DatabaseSettings {
-        url: settings.database.url.expose().to_owned(),
-        max_connections: settings.database.max_connections,
-        connect_timeout_ms: settings.database.connect_timeout_ms,
-        acquire_timeout_ms: settings.database.acquire_timeout_ms,
-        statement_timeout_ms: settings.database.statement_timeout_ms,
-        lock_timeout_ms: settings.database.lock_timeout_ms,
-    };
+    let settings = sql_settings(&settings.database);
     let database = Database::open(&settings).await?;
     if !database.is_current().await? {
         if database.backend() != Backend::Sqlite {
             return Err(StartError::SchemaBehind);
         }
-        database.migrate_up().await?;
+        database.migrate_up(None).await?;
     }
     Ok(database)
 }
@@ -234,20 +255,13 @@ async fn open_engine(
     settings: &Settings,
     database: &Database,
 ) -> Result<(Arc<dyn Engine>, Option<Lease>), StartError> {
-    let url = settings.engine.url.expose();
-    if url.is_empty() {
+    let Some(settings) = redis_settings(&settings.engine) else {
         let lease = hold_database(database).await?;
         tracing::info!(
             "the embedded engine serves this process alone; its stock is rebuilt from the \
              database at each start. Set engine.url to a Redis for more than one server"
         );
         return Ok((Arc::new(EmbeddedEngine::new()), Some(lease)));
-    }
-    let settings = RedisSettings {
-        connections: u32::try_from(settings.engine.connections).unwrap_or(u32::MAX),
-        connect_timeout_ms: settings.engine.connect_timeout_ms,
-        response_timeout_ms: settings.engine.response_timeout_ms,
-        ..RedisSettings::new(url)
     };
     Ok((Arc::new(RedisEngine::connect(&settings).await?), None))
 }

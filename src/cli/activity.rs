@@ -70,10 +70,7 @@ macro_rules! move_activity {
 impl Activity {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         // A file that is wrong is told before a server that is away.
-        let spec = match &self {
-            Self::Create { file } => Some(read_spec(file)?),
-            _ => None,
-        };
+        let spec = if let Self::Create { file } = &self { Some(read_spec(file)?) } else { None };
         let client = Client::connect(&context.global).await?;
         let mut admin = client.admin();
         let activity = match self {
@@ -251,7 +248,11 @@ mod tests {
         for (from, to, message) in [
             ("total:", "totl:", "offers[0]: unknown field `totl`"),
             ("title:", "titel:", "unknown field `titel`"),
-            ("sku_id: phone", "sku_id: 1234", "offers[0].sku_id: invalid type: integer `1234`"),
+            (
+                "minor: 199900",
+                "minor: 19.99",
+                "offers[0].price_minor: invalid type: floating point",
+            ),
             ("start_time: now", "start_time: soon", "start_time = \"soon\": must be RFC 3339"),
             ("end_time: +1h", "end_time: later", "end_time = \"later\": must be RFC 3339"),
             ("activity_id: double-11\n", "", "missing field `activity_id`"),
@@ -259,6 +260,14 @@ mod tests {
             let error = parse(&EXAMPLE.replacen(from, to, 1)).expect_err(message);
             assert!(error.starts_with(message), "{error:?} should start with {message:?}");
         }
+    }
+
+    #[test]
+    fn an_id_of_digits_stays_text() {
+        let spec = parse(&EXAMPLE.replacen("phone-1", "9007199254740993", 1)).expect("a sale");
+        assert_eq!(spec.offers[0].sku_id, "9007199254740993");
+        let spec = parse(&EXAMPLE.replacen("phone-1", "007", 1)).expect("a sale");
+        assert_eq!(spec.offers[0].sku_id, "007");
     }
 
     #[test]

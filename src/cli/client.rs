@@ -32,6 +32,10 @@ impl Client {
         Ok(Self { channel, timeout: global.timeout })
     }
 
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     pub(super) fn channel(&self) -> Channel {
         self.channel.clone()
     }
@@ -82,9 +86,22 @@ pub(super) async fn call<Q, A>(
     request: Q,
     rpc: impl AsyncFnOnce(Request<Q>) -> Result<Response<A>, Status>,
 ) -> Result<A, Failure> {
+    answer(timeout, rpc(with_deadline(timeout, request))).await
+}
+
+/// A request that tells the server its deadline.
+pub(super) fn with_deadline<Q>(timeout: Duration, request: Q) -> Request<Q> {
     let mut request = Request::new(request);
     request.set_timeout(timeout);
-    match tokio::time::timeout(timeout + SLACK, rpc(request)).await {
+    request
+}
+
+/// Waits for an answer, but not for ever.
+pub(super) async fn answer<A>(
+    timeout: Duration,
+    rpc: impl Future<Output = Result<Response<A>, Status>>,
+) -> Result<A, Failure> {
+    match tokio::time::timeout(timeout + SLACK, rpc).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_) => Err(Failure::Rpc(Box::new(RpcFailure::deadline()))),
     }

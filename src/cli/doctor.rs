@@ -14,7 +14,10 @@ use tokio::net::TcpListener;
 use super::{Context, Exit, failure::Failure, output::Printer};
 use crate::{
     config::{Loaded, Settings, SettingsError},
+    database::{Backend, Database},
     domain::TimeMs,
+    engine::redis::{self, RedisEngine},
+    server::{redis_settings, sql_settings},
 };
 
 /// How far two clocks may be apart before holds and start times feel it.
@@ -187,11 +190,11 @@ fn check_own_clock(now: TimeMs) -> Finding {
 /// back is the error of the comparison.
 #[must_use]
 pub fn check_clock(check: &str, before: TimeMs, theirs: TimeMs, after: TimeMs) -> Finding {
-    let middle = before.0.saturating_add(after.since(before).as_millis() as i64 / 2);
-    let offset_ms = theirs.0.saturating_sub(middle);
-    let error_ms = (after.since(before).as_millis() / 2) as u64;
+    let error_ms = after.0.saturating_sub(before.0).max(0) / 2;
+    let offset_ms = theirs.0.saturating_sub(before.0.saturating_add(error_ms));
     let text = format!("{offset_ms:+} ms from this machine (to within {error_ms} ms)");
-    let certain = Duration::from_millis(offset_ms.unsigned_abs().saturating_sub(error_ms));
+    let certain =
+        Duration::from_millis(offset_ms.unsigned_abs().saturating_sub(error_ms.unsigned_abs()));
     let change = "keep both clocks set with NTP";
     if certain > CLOCK_ERROR {
         Finding::error(check, text, change)
@@ -202,18 +205,64 @@ pub fn check_clock(check: &str, before: TimeMs, theirs: TimeMs, after: TimeMs) -
     }
 }
 
-/// HOOK: whether the engine answers, may be written to, and keeps what it is given
-/// (`maxmemory-policy noeviction`, `appendonly`).
+/// Whether the engine answers, may be written to, and keeps what it is given.
 async fn check_engine(settings: &Settings) -> Vec<Finding> {
-    let kind = if settings.engine.url.expose().is_empty() { "embedded" } else { "redis" };
-    vec![Finding::warn("engine", format!("{kind}: not looked at"), "nothing; this build can't")]
+    const CHECK: &str = "engine";
+    let Some(redis) = redis_settings(&settings.engine) else {
+        let text = "embedded: for one server process, rebuilt from the database at each start";
+        return vec![Finding::ok(CHECK, text)];
+    };
+    match RedisEngine::check(&redis).await {
+        Ok(findings) => findings
+            .into_iter()
+            .map(|finding| match finding.level {
+                redis::Level::Fine => Finding::ok(CHECK, finding.text),
+                redis::Level::Warning => {
+                    Finding::warn(CHECK, finding.text, "the settings of Redis, as it says")
+                }
+                redis::Level::Error => {
+                    Finding::error(CHECK, finding.text, "the settings of Redis, as it says")
+                }
+            })
+            .collect(),
+        Err(error) => vec![Finding::error(
+            CHECK,
+            error.to_string(),
+            "engine.url, or start the server that it names",
+        )],
+    }
 }
 
-/// HOOK: whether the database answers, its schema is current, and its clock agrees
-/// ([`check_clock`]).
+/// Whether the database answers, its schema is current, and its clock agrees.
 async fn check_database(settings: &Settings) -> Vec<Finding> {
+    const CHECK: &str = "database";
     let url = &settings.database.url;
-    vec![Finding::warn("database", format!("{url}: not looked at"), "nothing; this build can't")]
+    let database = match Database::open(&sql_settings(&settings.database)).await {
+        Ok(database) => database,
+        Err(error) => {
+            let change = "database.url, or start the server that it names";
+            return vec![Finding::error(CHECK, error.to_string(), change)];
+        }
+    };
+    let mut findings = vec![Finding::ok(CHECK, format!("{url} answers"))];
+    findings.push(match (database.is_current().await, database.backend()) {
+        (Ok(true), _) => Finding::ok("schema", "current"),
+        (Ok(false), Backend::Sqlite) => Finding::ok("schema", "behind; `seckill serve` mends that"),
+        (Ok(false), Backend::Postgres | Backend::MySql) => {
+            Finding::error("schema", "behind this program", "run `seckill migrate up`")
+        }
+        (Err(error), _) => Finding::error(
+            "schema",
+            format!("it can't be read: {error}"),
+            "the rights of the database's user, or take a program as new as the schema",
+        ),
+    });
+    let before = TimeMs::now();
+    findings.push(match database.now().await {
+        Ok(theirs) => check_clock("database clock", before, theirs, TimeMs::now()),
+        Err(error) => Finding::error("database clock", error.to_string(), "see the line above"),
+    });
+    findings
 }
 
 #[cfg(test)]

@@ -3,8 +3,12 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{Context, Exit, failure::Failure};
-use crate::config::{DatabaseSettings, Flag};
+use super::{Context, Exit, failure::Failure, serve::start_failure};
+use crate::{
+    config::{DatabaseSettings, Flag},
+    database::Database,
+    server::sql_settings,
+};
 
 /// Brings the schema of the database up to date, or back, or shows where it stands.
 #[derive(Debug, Args)]
@@ -67,20 +71,24 @@ impl Migrate {
     }
 }
 
-/// HOOK: applies the next `steps`, or all that are missing.
+/// Opens the database, with its schema as it is.
+async fn open(database: &DatabaseSettings) -> Result<Database, Failure> {
+    Database::open(&sql_settings(database)).await.map_err(|error| start_failure(error.into()))
+}
+
 async fn up(database: &DatabaseSettings, steps: Option<u32>) -> Result<(), Failure> {
-    let _ = (database, steps);
-    Err(Failure::Internal("migrations are not part of this build".to_owned()))
+    open(database).await?.migrate_up(steps).await.map_err(failed)
 }
 
-/// HOOK: takes the newest `steps` back.
 async fn down(database: &DatabaseSettings, steps: u32) -> Result<(), Failure> {
-    let _ = (database, steps);
-    Err(Failure::Internal("migrations are not part of this build".to_owned()))
+    open(database).await?.migrate_down(steps).await.map_err(failed)
 }
 
-/// HOOK: every step in order.
 async fn status(database: &DatabaseSettings) -> Result<Vec<Step>, Failure> {
-    let _ = database;
-    Err(Failure::Internal("migrations are not part of this build".to_owned()))
+    let steps = open(database).await?.migration_status().await.map_err(failed)?;
+    Ok(steps.into_iter().map(|(name, applied)| Step { name, applied }).collect())
+}
+
+fn failed(error: sea_orm::DbErr) -> Failure {
+    Failure::Unavailable(format!("the migration did not succeed: {error}"))
 }

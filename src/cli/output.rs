@@ -151,6 +151,7 @@ fn collect<'a>(
         let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         match value {
             Value::Null => {}
+            Value::String(text) if text.is_empty() => {}
             Value::Object(_) => collect(&name, value, facts, lists),
             Value::Array(rows) if rows.iter().all(Value::is_object) => lists.push((name, rows)),
             Value::Array(_) | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
@@ -161,7 +162,11 @@ fn collect<'a>(
 }
 
 fn is_plain(value: &Value) -> bool {
-    matches!(value, Value::Bool(_) | Value::Number(_) | Value::String(_))
+    match value {
+        Value::Bool(_) | Value::Number(_) => true,
+        Value::String(text) => !text.is_empty(),
+        Value::Null | Value::Array(_) | Value::Object(_) => false,
+    }
 }
 
 fn shown(value: &Value) -> String {

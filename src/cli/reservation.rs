@@ -1,7 +1,7 @@
 //! `seckill reserve`, `release`, `confirm` and `reservation`: one buyer's way through a sale.
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 use uuid::Uuid;
 
 use super::{Context, Exit, client::Client, failure::Failure, json};
@@ -168,10 +168,8 @@ impl Get {
         let mut seckill = client.seckill();
         let answer =
             client.call(request, async |request| seckill.get_reservation(request).await).await?;
-        let refusal = match answer.refusal() {
-            pb::ReserveOutcome::Unspecified => Value::Null,
-            _ => json::reserve_outcome(answer.refusal).into(),
-        };
+        let refusal = (answer.refusal() != pb::ReserveOutcome::Unspecified)
+            .then(|| json::reserve_outcome(answer.refusal));
         context.printer.answer(&json!({
             "reservation": answer.reservation.as_ref().map(json::reservation),
             "refusal": refusal,

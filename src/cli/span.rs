@@ -44,9 +44,10 @@ pub(super) fn parse_moment(text: &str, base: Timestamp) -> Result<Timestamp, Str
     })
 }
 
-/// This machine's clock.
+/// This machine's clock, in the whole milliseconds that the server keeps.
 pub(super) fn now() -> Timestamp {
-    Timestamp::from(std::time::SystemTime::now())
+    let now = Timestamp::from(std::time::SystemTime::now());
+    Timestamp { nanos: now.nanos / 1_000_000 * 1_000_000, ..now }
 }
 
 /// `time`, later by `span`.

@@ -9,7 +9,7 @@ use std::{
 
 use toml::{Table, Value, de::DeTable};
 
-use super::{Key, Settings, SettingsError, secret::masked, sections};
+use super::{Settings, SettingsError, components::Key, secret::masked, sections};
 
 /// What every variable of ours begins with; two underscores go between levels.
 const PREFIX: &str = "SECKILL__";
@@ -298,7 +298,12 @@ impl Merge {
         };
         let value = match &self.table[key.section][key.name] {
             Value::String(text) => format!("{:?}", masked(text)),
-            other => other.to_string(),
+            other @ (Value::Integer(_)
+            | Value::Float(_)
+            | Value::Boolean(_)
+            | Value::Datetime(_)
+            | Value::Array(_)
+            | Value::Table(_)) => other.to_string(),
         };
         format!("{path} = {value}{origin}: must be {}", key.allowed)
     }

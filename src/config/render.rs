@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Key, Loaded, sections};
+use super::{Loaded, components::Key, sections};
 
 /// The contents of `config.example.toml`: every key with its documentation and its default.
 #[must_use]

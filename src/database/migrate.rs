@@ -14,18 +14,18 @@ use super::{Backend, Database, SqlFault, classify, connect, location::Location, 
 const PATIENCE: Duration = Duration::from_secs(600);
 
 enum Direction {
-    Up,
+    Up(Option<u32>),
     Down(u32),
 }
 
 impl Database {
-    /// Applies the steps that are missing. Two at once both succeed: the later one waits, and
+    /// Applies the next `steps`, or all that are missing. Two at once both succeed: the later one waits, and
     /// finds nothing left to do.
     ///
     /// # Errors
     /// Of the step that failed. On PostgreSQL and SQLite it left nothing behind.
-    pub async fn migrate_up(&self) -> Result<(), DbErr> {
-        self.migrate(Direction::Up).await
+    pub async fn migrate_up(&self, steps: Option<u32>) -> Result<(), DbErr> {
+        self.migrate(Direction::Up(steps)).await
     }
 
     /// Takes the last `steps` steps back, **with the data in them**.
@@ -99,7 +99,7 @@ impl Database {
             }
         };
         match direction {
-            Direction::Up => Migrator::up(&tx, None).await?,
+            Direction::Up(steps) => Migrator::up(&tx, steps).await?,
             Direction::Down(steps) => Migrator::down(&tx, Some(steps)).await?,
         }
         tx.commit().await
@@ -150,7 +150,7 @@ async fn migrate_server(db: &DatabaseConnection, direction: Direction) -> Result
         }
     }
     match direction {
-        Direction::Up => Migrator::up(db, None).await,
+        Direction::Up(steps) => Migrator::up(db, steps).await,
         Direction::Down(steps) => Migrator::down(db, Some(steps)).await,
     }
 }

@@ -143,8 +143,8 @@ on_every_database! {
         db.migrate_down(100).await.unwrap();
         let status = db.migration_status().await.unwrap();
         assert_eq!((status.len(), applied(&status)), (STEPS, 0));
-        db.migrate_up().await.unwrap();
-        db.migrate_up().await.unwrap();
+        db.migrate_up(None).await.unwrap();
+        db.migrate_up(None).await.unwrap();
         assert!(db.is_current().await.unwrap());
         put_on_sale(db).await;
     }
@@ -156,7 +156,7 @@ on_every_database! {
             write_sql(db, "DROP TABLE seaql_migrations").await.unwrap();
             let [a, b, c] = &others;
             let (a, b, c, d) =
-                tokio::join!(a.migrate_up(), b.migrate_up(), c.migrate_up(), db.migrate_up());
+                tokio::join!(a.migrate_up(None), b.migrate_up(None), c.migrate_up(None), db.migrate_up(None));
             a.and(b).and(c).and(d).unwrap();
             assert!(db.is_current().await.unwrap());
         }
@@ -813,7 +813,7 @@ async fn kill(db: &Database, tx: &DatabaseTransaction) {
 async fn memory_is_one_database_for_reads_and_writes() {
     let db = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
     let other = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
-    db.migrate_up().await.unwrap();
+    db.migrate_up(None).await.unwrap();
     put_on_sale(&db).await;
     assert_eq!(the_offer(&db).await, offer());
     let orphan = write_sql(&db, "DELETE FROM activities").await;

@@ -7,7 +7,9 @@
 )]
 
 mod cli;
+mod cli_client;
 mod database;
+mod demo;
 mod engine_differential;
 mod engine_redis;
 mod sale;

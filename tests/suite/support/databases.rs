@@ -65,7 +65,7 @@ impl Fresh {
             ..DatabaseSettings::at(url)
         };
         let database = Database::open(&settings).await.unwrap();
-        database.migrate_up().await.unwrap();
+        database.migrate_up(None).await.unwrap();
         Self { database, settings, home }
     }
 

@@ -1,0 +1,264 @@
+//! The components that have settings, each with documentation, default and range per key.
+//!
+//! What stands here is what people read in `config.example.toml`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Level, LogFormat, SecretUrl};
+
+/// How large `seckill` lets a span of time be set: one day, in milliseconds.
+const DAY_MS: u64 = 86_400_000;
+
+/// One key of the settings file, for messages and for `config.example.toml`.
+#[derive(Debug, Clone)]
+pub(super) struct Key {
+    pub(super) section: &'static str,
+    pub(super) name: &'static str,
+    /// Its documentation, line by line.
+    pub(super) docs: &'static [&'static str],
+    /// What may be written there, as the end of a sentence that begins with "must be".
+    pub(super) allowed: String,
+    pub(super) default: toml::Value,
+}
+
+impl Key {
+    pub(super) fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+}
+
+/// A value that breaks its rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Breach {
+    /// As in `outbox.batch`.
+    pub(super) key: String,
+    /// The value as it may be shown.
+    pub(super) value: String,
+    /// A sentence that goes on from the value.
+    pub(super) text: String,
+}
+
+/// What the type of a setting accepts.
+trait Kind: Serialize {
+    const ALLOWED: &'static str;
+}
+
+macro_rules! kinds {
+    ($($kind:ty: $allowed:literal,)*) => {
+        $(impl Kind for $kind { const ALLOWED: &'static str = $allowed; })*
+    };
+}
+
+kinds! {
+    u32: "a whole number",
+    u64: "a whole number",
+    usize: "a whole number",
+    SocketAddr: "an IP address and a port, such as 127.0.0.1:50051",
+    SecretUrl: "a URL",
+    Level: "one of off, error, warn, info, debug, trace",
+    LogFormat: "one of auto, text, json",
+}
+
+/// A part of the settings that one component reads.
+pub(super) trait Component {
+    const SECTION: &'static str;
+    const ABOUT: &'static [&'static str];
+
+    fn keys() -> Vec<Key>;
+
+    /// Holds every value against its range.
+    fn check_ranges(&self, breaches: &mut Vec<Breach>);
+}
+
+/// Declares a component: its fields with documentation, default and range.
+macro_rules! component {
+    (
+        $(#[doc = $about:literal])*
+        $name:ident = $section:literal {
+            $(
+                $(#[doc = $doc:literal])*
+                $field:ident: $kind:ty = $default:expr $(=> $range:expr)?;
+            )*
+        }
+    ) => {
+        $(#[doc = $about])*
+        #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $( $(#[doc = $doc])* pub $field: $kind, )*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $field: $default, )* }
+            }
+        }
+
+        impl Component for $name {
+            const SECTION: &'static str = $section;
+            const ABOUT: &'static [&'static str] = &[$($about),*];
+
+            fn keys() -> Vec<Key> {
+                let default = Self::default();
+                vec![$(
+                    Key {
+                        section: $section,
+                        name: stringify!($field),
+                        docs: &[$($doc),*],
+                        allowed: {
+                            let allowed = <$kind as Kind>::ALLOWED.to_owned();
+                            $( let allowed = format!("{allowed} in {:?}", $range); )?
+                            allowed
+                        },
+                        default: toml::Value::try_from(&default.$field)
+                            .expect("every kind of setting has a TOML value"),
+                    },
+                )*]
+            }
+
+            fn check_ranges(&self, breaches: &mut Vec<Breach>) {
+                let _ = &breaches;
+                $( $(
+                    if !($range).contains(&self.$field) {
+                        breaches.push(Breach {
+                            key: format!("{}.{}", $section, stringify!($field)),
+                            value: self.$field.to_string(),
+                            text: format!("must be {} in {:?}", <$kind as Kind>::ALLOWED, $range),
+                        });
+                    }
+                )? )*
+            }
+        }
+    };
+}
+
+component! {
+    /// The port that order services, operators and dashboards call.
+    GrpcSettings = "grpc" {
+        /// Where to listen. Port 0 takes a free one. Callers are not asked who they are yet, so an
+        /// address that others can reach needs `seckill serve --insecure`.
+        addr: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+        /// How many calls one connection may have open; the client queues what is above.
+        max_concurrent_streams: u32 = 1_000 => 1..=100_000;
+        /// How many connections may be open; more wait until one closes.
+        max_connections: usize = 10_000 => 1..=1_000_000;
+        /// After how long a connection is asked to go, so that clients spread over new servers.
+        max_connection_age_s: u64 = 600 => 1..=86_400;
+        /// After how long a stream such as WatchStock ends; its client calls again.
+        max_stream_age_s: u64 = 3_600 => 1..=86_400;
+        /// How often an idle connection is asked whether it is still there.
+        keepalive_s: u64 = 30 => 1..=7_200;
+        /// How long a new connection may stay silent.
+        first_byte_timeout_ms: u64 = 5_000 => 10..=60_000;
+        /// How long a stop waits for calls that are under way.
+        shutdown_grace_ms: u64 = 15_000 => 0..=600_000;
+    }
+}
+
+component! {
+    /// The stock engine, which runs the Lua scripts.
+    EngineSettings = "engine" {
+        /// `redis://[:password@]host:port[/db]`. Empty: the embedded engine, inside this process
+        /// and for this one alone; its stock is rebuilt from the database at each start.
+        url: SecretUrl = SecretUrl::new("");
+        /// How many connections to the engine share the work.
+        connections: usize = 2 => 1..=256;
+        /// How long a new connection may take.
+        connect_timeout_ms: u64 = 1_000 => 10..=60_000;
+        /// How long a reply may take; after that it is unknown whether the script ran.
+        response_timeout_ms: u64 = 1_000 => 10..=60_000;
+    }
+}
+
+component! {
+    /// The SQL database, which has the last word on who holds a unit.
+    DatabaseSettings = "database" {
+        /// `sqlite://path`, `sqlite::memory:`, `postgres://user@host/name` or
+        /// `mysql://user@host/name`. The environment variable `SECKILL__DATABASE__URL_FILE` names
+        /// a file that holds it.
+        url: SecretUrl = SecretUrl::new("sqlite://data/seckill.db");
+        /// The most connections of one server process; SQLite: readers, besides the one writer.
+        max_connections: u32 = 10 => 1..=1_000;
+        /// How long to wait at start for a database that does not answer yet.
+        connect_timeout_ms: u64 = 5_000 => 1..=3_600_000;
+        /// How long to wait for a connection of the pool.
+        acquire_timeout_ms: u64 = 3_000 => 1..=3_600_000;
+        /// When the server gives up on a statement; SQLite has no such limit.
+        statement_timeout_ms: u64 = 5_000 => 1..=3_600_000;
+        /// When the server gives up waiting for a lock; MySQL counts it in whole seconds.
+        lock_timeout_ms: u64 = 3_000 => 1..=3_600_000;
+    }
+}
+
+component! {
+    /// Admission of Reserve.
+    ReserveSettings = "reserve" {
+        /// How many reservations may be under way at once; more are refused with OVERLOADED.
+        max_in_flight: usize = 10_000 => 1..=1_000_000;
+    }
+}
+
+component! {
+    /// The outbox, which makes orders of reservations.
+    OutboxSettings = "outbox" {
+        /// How often to look for rows that nobody told the poller about.
+        poll_interval_ms: u64 = 500 => 1..=60_000;
+        /// How many rows one transaction takes.
+        batch: u32 = 500 => 1..=10_000;
+        /// After how many failed attempts a row becomes a dead letter.
+        max_attempts: u32 = 12 => 1..=1_000;
+        /// How long a row waits after its first failure; it doubles with each further one.
+        backoff_ms: u64 = 200 => 1..=DAY_MS;
+        /// The longest wait between two attempts.
+        max_backoff_ms: u64 = 300_000 => 1..=DAY_MS;
+    }
+}
+
+component! {
+    /// The sweeper, which finds reservations that no outbox row acknowledges.
+    SweeperSettings = "sweeper" {
+        /// How often to look.
+        interval_ms: u64 = 1_000 => 10..=60_000;
+        /// How old a reservation must be before it counts as forgotten.
+        grace_ms: u64 = 5_000 => 10..=600_000;
+    }
+}
+
+component! {
+    /// The expiry of holds.
+    HoldsSettings = "holds" {
+        /// How often to look for holds that have expired.
+        interval_ms: u64 = 500 => 10..=60_000;
+    }
+}
+
+component! {
+    /// The activities in memory.
+    CatalogSettings = "catalog" {
+        /// How often to read them from the database again.
+        refresh_ms: u64 = 1_000 => 10..=30_000;
+    }
+}
+
+component! {
+    /// WatchStock.
+    WatchSettings = "watch" {
+        /// How often the stock of a watched offer is read.
+        sample_ms: u64 = 50 => 5..=1_000;
+        /// After how long without a change a stream shows that it is alive.
+        heartbeat_ms: u64 = 10_000 => 100..=15_000;
+    }
+}
+
+component! {
+    /// The log, on stderr.
+    LogSettings = "log" {
+        /// `off`, `error`, `warn`, `info`, `debug` or `trace`. The environment variable RUST_LOG
+        /// overrides it, module by module.
+        level: Level = Level::Info;
+        /// `text`, `json`, or `auto`: text on a terminal and JSON elsewhere.
+        format: LogFormat = LogFormat::Auto;
+    }
+}
