@@ -71,8 +71,7 @@ impl Services {
             return Err(Error::ShuttingDown);
         }
         let work = self.tasks.spawn(work.in_current_span());
-        work.await
-            .unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
+        work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
     }
 }
 
@@ -88,8 +87,70 @@ pub fn reflection() -> (
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     let built = "both sets come from a compiler";
-    (
-        builder().build_v1().expect(built),
-        builder().build_v1alpha().expect(built),
-    )
+    (builder().build_v1().expect(built), builder().build_v1alpha().expect(built))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn services() -> Services {
+        Services {
+            reservations: Arc::default(),
+            activities: Arc::default(),
+            feed: Arc::default(),
+            tasks: TaskTracker::new(),
+            shutdown: CancellationToken::new(),
+            max_stream_age: Duration::from_secs(600),
+        }
+    }
+
+    #[tokio::test]
+    async fn work_is_finished_when_its_caller_has_left() {
+        let services = services();
+        let finished = Arc::new(AtomicBool::new(false));
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (go, may_go) = tokio::sync::oneshot::channel::<()>();
+        let seen = finished.clone();
+        let call = services.run(async move {
+            begun.send(()).unwrap();
+            may_go.await.unwrap();
+            seen.store(true, Ordering::SeqCst);
+            Ok(())
+        });
+        tokio::select! {
+            biased;
+            _ = call => panic!("the work waits for us"),
+            begun = has_begun => begun.unwrap(),
+        }
+        go.send(()).unwrap();
+        services.tasks.close();
+        services.tasks.wait().await;
+        assert!(finished.load(Ordering::SeqCst));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_work_is_an_internal_error() {
+        let result = services().run::<()>(async { panic!("secret") }).await;
+        assert!(matches!(result, Err(Error::Internal(_))), "{result:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_begun_after_the_shutdown() {
+        let services = services();
+        services.shutdown.cancel();
+        let begun = Arc::new(AtomicBool::new(false));
+        let seen = begun.clone();
+        let work = async move {
+            seen.store(true, Ordering::SeqCst);
+            Ok(())
+        };
+        let result = services.run(work).await;
+        assert!(matches!(result, Err(Error::ShuttingDown)), "{result:?}");
+        services.tasks.close();
+        services.tasks.wait().await;
+        assert!(!begun.load(Ordering::SeqCst));
+    }
 }

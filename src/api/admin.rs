@@ -27,12 +27,8 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
         let actor = actor(&request);
         let spec = convert::activity_spec(request.into_inner())?;
         let activities = self.activities.clone();
-        let activity = self
-            .run(async move { activities.create(spec, &actor).await })
-            .await?;
-        Ok(Response::new(pb::CreateActivityResponse {
-            activity: Some(activity.into()),
-        }))
+        let activity = self.run(async move { activities.create(spec, &actor).await }).await?;
+        Ok(Response::new(pb::CreateActivityResponse { activity: Some(activity.into()) }))
     }
 
     async fn get_activity(
@@ -42,9 +38,7 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
         let id = convert::activity_id(&request.get_ref().activity_id)?;
         let activities = self.activities.clone();
         let activity = self.run(async move { activities.get(&id).await }).await?;
-        Ok(Response::new(pb::GetActivityResponse {
-            activity: Some(activity.into()),
-        }))
+        Ok(Response::new(pb::GetActivityResponse { activity: Some(activity.into()) }))
     }
 
     async fn list_activities(
@@ -53,14 +47,9 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
     ) -> Result<Response<pb::ListActivitiesResponse>, Status> {
         let query = convert::activity_list(request.into_inner())?;
         let activities = self.activities.clone();
-        let (page, next_page_token) = self
-            .run(async move { activities.list(query).await })
-            .await?;
+        let (page, next_page_token) = self.run(async move { activities.list(query).await }).await?;
         let activities = page.into_iter().map(Into::into).collect();
-        Ok(Response::new(pb::ListActivitiesResponse {
-            activities,
-            next_page_token,
-        }))
+        Ok(Response::new(pb::ListActivitiesResponse { activities, next_page_token }))
     }
 
     async fn approve_activity(
@@ -68,10 +57,7 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
         request: Request<pb::ApproveActivityRequest>,
     ) -> Result<Response<pb::ApproveActivityResponse>, Status> {
         let actor = actor(&request);
-        let pb::ApproveActivityRequest {
-            activity_id,
-            reason,
-        } = request.into_inner();
+        let pb::ApproveActivityRequest { activity_id, reason } = request.into_inner();
         let id = convert::activity_move(&activity_id, &reason)?;
         let activities = self.activities.clone();
         let work = async move { activities.approve(&id, &actor, &reason).await };
@@ -84,10 +70,7 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
         request: Request<pb::EndActivityRequest>,
     ) -> Result<Response<pb::EndActivityResponse>, Status> {
         let actor = actor(&request);
-        let pb::EndActivityRequest {
-            activity_id,
-            reason,
-        } = request.into_inner();
+        let pb::EndActivityRequest { activity_id, reason } = request.into_inner();
         let id = convert::activity_move(&activity_id, &reason)?;
         let activities = self.activities.clone();
         let work = async move { activities.end(&id, &actor, &reason).await };

@@ -83,11 +83,7 @@ pub fn release(request: pb::ReleaseRequest) -> Result<ReleaseRequest, Error> {
     let mut check = Check::default();
     let offer = check.offer("", &request.activity_id, &request.sku_id);
     let buyer = check.id("user_id", &request.user_id, BuyerId::new);
-    let reservation_id = check.id(
-        "reservation_id",
-        &request.reservation_id,
-        ReservationId::new,
-    );
+    let reservation_id = check.id("reservation_id", &request.reservation_id, ReservationId::new);
     check.text(format_args!("reason"), &request.reason, 0, MAX_REASON_CHARS);
     check.finish(|| {
         Some(ReleaseRequest {
@@ -104,17 +100,9 @@ pub fn confirm(request: &pb::ConfirmRequest) -> Result<ConfirmRequest, Error> {
     let mut check = Check::default();
     let offer = check.offer("", &request.activity_id, &request.sku_id);
     let buyer = check.id("user_id", &request.user_id, BuyerId::new);
-    let reservation_id = check.id(
-        "reservation_id",
-        &request.reservation_id,
-        ReservationId::new,
-    );
+    let reservation_id = check.id("reservation_id", &request.reservation_id, ReservationId::new);
     check.finish(|| {
-        Some(ConfirmRequest {
-            offer: offer?,
-            buyer: buyer?,
-            reservation_id: reservation_id?,
-        })
+        Some(ConfirmRequest { offer: offer?, buyer: buyer?, reservation_id: reservation_id? })
     })
 }
 
@@ -158,19 +146,12 @@ pub fn watch(request: &pb::WatchStockRequest) -> Result<WatchRequest, Error> {
     sku_ids.dedup();
     let min_interval = match &request.min_interval {
         None => Some(Duration::ZERO),
-        Some(given) => check.span(
-            format_args!("min_interval"),
-            given,
-            Duration::ZERO,
-            MAX_MIN_INTERVAL,
-        ),
+        Some(given) => {
+            check.span(format_args!("min_interval"), given, Duration::ZERO, MAX_MIN_INTERVAL)
+        }
     };
     check.finish(|| {
-        Some(WatchRequest {
-            activity_id: activity_id?,
-            sku_ids,
-            min_interval: min_interval?,
-        })
+        Some(WatchRequest { activity_id: activity_id?, sku_ids, min_interval: min_interval? })
     })
 }
 
@@ -210,20 +191,13 @@ pub fn activity_list(request: pb::ListActivitiesRequest) -> Result<ActivityListQ
         Err(_) => {
             check.fail(
                 format_args!("state"),
-                format_args!(
-                    "must be a member of ActivityState (it is {})",
-                    request.state
-                ),
+                format_args!("must be a member of ActivityState (it is {})", request.state),
             );
             None
         }
     };
     check.finish(|| {
-        Some(ActivityListQuery {
-            page_size: page_size?,
-            page_token: request.page_token,
-            state,
-        })
+        Some(ActivityListQuery { page_size: page_size?, page_token: request.page_token, state })
     })
 }
 
@@ -294,10 +268,7 @@ fn offer_spec(check: &mut Check, at: usize, spec: pb::OfferSpec) -> Option<Offer
     let price = check.range(path!("price_minor"), spec.price_minor, 0, MAX_PRICE_MINOR);
     let code = spec.currency_code.as_bytes();
     if code.len() != CURRENCY_LEN || !code.iter().all(u8::is_ascii_uppercase) {
-        let rule = format_args!(
-            "must be {CURRENCY_LEN} of A-Z (it has {} bytes)",
-            code.len()
-        );
+        let rule = format_args!("must be {CURRENCY_LEN} of A-Z (it has {} bytes)", code.len());
         check.fail(path!("currency_code"), rule);
     }
     let total = check.range(path!("total"), spec.total, 1, MAX_TOTAL);

@@ -112,9 +112,7 @@ fn mend(mut response: Response<Body>) -> Response<Body> {
     if status.is_some_and(is_ours) || response.headers().contains_key(Status::GRPC_STATUS_DETAILS) {
         return response;
     }
-    let message = status
-        .map(|status| status.message().to_owned())
-        .unwrap_or_default();
+    let message = status.map(|status| status.message().to_owned()).unwrap_or_default();
     if let Some(fault) = mended(code, &message) {
         let status = fault.into_status();
         // What else is in the headers stays, such as the encodings that are accepted.
@@ -135,22 +133,12 @@ fn mended(code: Code, message: &str) -> Option<Fault> {
             format!("the request can't be decoded: {message}"),
         )),
         // Plain, and compressed.
-        Code::OutOfRange | Code::ResourceExhausted => Some(Fault::new(
-            Code::ResourceExhausted,
-            ErrorReason::MessageTooLarge,
-            message,
-        )),
+        Code::OutOfRange | Code::ResourceExhausted => {
+            Some(Fault::new(Code::ResourceExhausted, ErrorReason::MessageTooLarge, message))
+        }
         Code::Unimplemented => {
-            let message = if message.is_empty() {
-                "there is no such method"
-            } else {
-                message
-            };
-            Some(Fault::new(
-                Code::Unimplemented,
-                ErrorReason::Unimplemented,
-                message,
-            ))
+            let message = if message.is_empty() { "there is no such method" } else { message };
+            Some(Fault::new(Code::Unimplemented, ErrorReason::Unimplemented, message))
         }
         // Answers of the health and reflection services.
         Code::Ok
@@ -261,9 +249,7 @@ where
         let timeout = timeout(request.headers());
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if let Some(deadline) = deadline {
-            request
-                .extensions_mut()
-                .insert(Deadline(deadline.into_std()));
+            request.extensions_mut().insert(Deadline(deadline.into_std()));
         }
         BoundedFuture {
             answer: self.0.call(request),
@@ -304,13 +290,7 @@ where
         *this.started = true;
         if let Poll::Ready(answer) = this.answer.poll(cx) {
             return Poll::Ready(answer.map(|response| {
-                response.map(|body| {
-                    Body::new(BoundedBody {
-                        body,
-                        deadline,
-                        sleep: None,
-                    })
-                })
+                response.map(|body| Body::new(BoundedBody { body, deadline, sleep: None }))
             }));
         }
         // The clock, and not only the timer: tonic's timer may have fired first.
@@ -343,9 +323,7 @@ impl http_body::Body for BoundedBody {
             Poll::Ready(Some(Ok(frame))) if frame.is_data() && Instant::now() >= this.deadline => {}
             Poll::Ready(frame) => return Poll::Ready(frame),
             Poll::Pending => {
-                let sleep = this
-                    .sleep
-                    .get_or_insert_with(|| Box::pin(sleep_until(this.deadline)));
+                let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep_until(this.deadline)));
                 ready!(sleep.as_mut().poll(cx));
             }
         }

@@ -43,25 +43,22 @@ impl From<Error> for Status {
             Error::UnknownActivity(activity_id) => {
                 fault(Code::NotFound, ErrorReason::UnknownActivity).with("activity_id", activity_id)
             }
-            Error::UnknownOffer {
-                activity_id,
-                sku_id,
-            } => fault(Code::NotFound, ErrorReason::UnknownOffer)
-                .with("activity_id", activity_id)
-                .with("sku_id", sku_id),
+            Error::UnknownOffer { activity_id, sku_id } => {
+                fault(Code::NotFound, ErrorReason::UnknownOffer)
+                    .with("activity_id", activity_id)
+                    .with("sku_id", sku_id)
+            }
             Error::UnknownReservation => fault(Code::NotFound, ErrorReason::UnknownReservation),
             Error::ActivityExists(activity_id) => {
                 fault(Code::AlreadyExists, ErrorReason::ActivityExists)
                     .with("activity_id", activity_id)
             }
-            Error::WrongActivityState {
-                activity_id,
-                current,
-                needed,
-            } => fault(Code::FailedPrecondition, ErrorReason::WrongActivityState)
-                .with("activity_id", activity_id)
-                .with("state", current.as_str().to_ascii_uppercase())
-                .with("needed", needed),
+            Error::WrongActivityState { activity_id, current, needed } => {
+                fault(Code::FailedPrecondition, ErrorReason::WrongActivityState)
+                    .with("activity_id", activity_id)
+                    .with("state", current.as_str().to_ascii_uppercase())
+                    .with("needed", needed)
+            }
             Error::WarmupMismatch { offer, detail } => {
                 fault(Code::FailedPrecondition, ErrorReason::WarmupMismatch)
                     .with("activity_id", offer.activity_id.as_str())
@@ -83,11 +80,7 @@ impl From<Error> for Status {
             }
             Error::Internal(cause) => internal(&*cause),
         };
-        Fault {
-            retry_after,
-            ..fault
-        }
-        .into_status()
+        Fault { retry_after, ..fault }.into_status()
     }
 }
 
@@ -122,10 +115,7 @@ fn listed(violations: Vec<Violation>) -> Vec<FieldViolation> {
         .map(|violation| FieldViolation::new(violation.field, violation.description))
         .collect();
     if rest > 0 {
-        listed.push(FieldViolation::new(
-            "",
-            format!("{rest} more violations are not listed"),
-        ));
+        listed.push(FieldViolation::new("", format!("{rest} more violations are not listed")));
     }
     listed
 }
@@ -167,10 +157,7 @@ impl Fault {
         let mut metadata = MetadataMap::new();
         if let Some(wait) = self.retry_after {
             details.set_retry_info(Some(wait));
-            metadata.insert(
-                PUSHBACK,
-                wait.as_millis().to_string().parse().expect("digits"),
-            );
+            metadata.insert(PUSHBACK, wait.as_millis().to_string().parse().expect("digits"));
             let seconds = wait.as_millis().div_ceil(1_000);
             metadata.insert(RETRY_AFTER, seconds.to_string().parse().expect("digits"));
         }

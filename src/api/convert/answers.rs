@@ -17,39 +17,27 @@ impl From<ReserveOutcome> for pb::ReserveResponse {
     fn from(outcome: ReserveOutcome) -> Self {
         use pb::ReserveOutcome as Pb;
 
-        let answer = |outcome: Pb| Self {
-            outcome: outcome.into(),
-            ..Self::default()
-        };
+        let answer = |outcome: Pb| Self { outcome: outcome.into(), ..Self::default() };
         match outcome {
             ReserveOutcome::NotStarted => answer(Pb::NotStarted),
             ReserveOutcome::Paused => answer(Pb::Paused),
             ReserveOutcome::Ended => answer(Pb::Ended),
             ReserveOutcome::QuantityLimit { max: _ } => answer(Pb::QuantityLimit),
             ReserveOutcome::NotWarmed => answer(Pb::NotWarmed),
-            ReserveOutcome::Reserved {
-                reservation,
-                replayed,
-                remaining,
-            } => Self {
+            ReserveOutcome::Reserved { reservation, replayed, remaining } => Self {
                 reservation: Some(reservation.into()),
                 replayed,
                 remaining: remaining.map(int64),
                 ..answer(Pb::Reserved)
             },
             ReserveOutcome::Released => answer(Pb::Released),
-            ReserveOutcome::Duplicate { existing } => Self {
-                existing_reservation: existing.map(Into::into),
-                ..answer(Pb::Duplicate)
-            },
-            ReserveOutcome::SoldOut => Self {
-                remaining: Some(0),
-                ..answer(Pb::SoldOut)
-            },
-            ReserveOutcome::Insufficient { remaining } => Self {
-                remaining: Some(int64(remaining)),
-                ..answer(Pb::Insufficient)
-            },
+            ReserveOutcome::Duplicate { existing } => {
+                Self { existing_reservation: existing.map(Into::into), ..answer(Pb::Duplicate) }
+            }
+            ReserveOutcome::SoldOut => Self { remaining: Some(0), ..answer(Pb::SoldOut) },
+            ReserveOutcome::Insufficient { remaining } => {
+                Self { remaining: Some(int64(remaining)), ..answer(Pb::Insufficient) }
+            }
         }
     }
 }
@@ -66,10 +54,7 @@ pub fn release_response(outcome: ReleaseOutcome, remaining: Option<u64>) -> pb::
         ReleaseOutcome::WrongOwner => Pb::WrongOwner,
         ReleaseOutcome::Confirmed => Pb::Confirmed,
     };
-    pb::ReleaseResponse {
-        outcome: outcome.into(),
-        remaining: remaining.map(int64),
-    }
+    pb::ReleaseResponse { outcome: outcome.into(), remaining: remaining.map(int64) }
 }
 
 impl From<ConfirmOutcome> for pb::ConfirmResponse {
@@ -84,10 +69,7 @@ impl From<ConfirmOutcome> for pb::ConfirmResponse {
             ConfirmOutcome::WrongOwner => (Pb::WrongOwner, None),
             ConfirmOutcome::NotOrderedYet => (Pb::NotOrderedYet, None),
         };
-        Self {
-            outcome: outcome.into(),
-            reservation,
-        }
+        Self { outcome: outcome.into(), reservation }
     }
 }
 
@@ -102,10 +84,7 @@ pub fn reservation_response(
         Some(RefusedBecause::Duplicate) => pb::ReserveOutcome::Duplicate,
         Some(RefusedBecause::SoldOut) => pb::ReserveOutcome::SoldOut,
     };
-    pb::GetReservationResponse {
-        reservation: Some(reservation.into()),
-        refusal: refusal.into(),
-    }
+    pb::GetReservationResponse { reservation: Some(reservation.into()), refusal: refusal.into() }
 }
 
 impl From<Reservation> for pb::Reservation {
@@ -272,18 +251,12 @@ impl From<StockUpdate> for pb::WatchStockResponse {
 
 fn timestamp(time: TimeMs) -> Timestamp {
     let millis = i32::try_from(time.0.rem_euclid(1_000)).expect("a remainder of 1,000 is small");
-    Timestamp {
-        seconds: time.0.div_euclid(1_000),
-        nanos: millis * 1_000_000,
-    }
+    Timestamp { seconds: time.0.div_euclid(1_000), nanos: millis * 1_000_000 }
 }
 
 fn duration(span: Duration) -> PbDuration {
     let nanos = i32::try_from(span.subsec_nanos()).expect("there are 10^9 nanoseconds in a second");
-    PbDuration {
-        seconds: int64(span.as_secs()),
-        nanos,
-    }
+    PbDuration { seconds: int64(span.as_secs()), nanos }
 }
 
 /// Figures are at most 2^53 - 1, so this never cuts one.

@@ -22,15 +22,9 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn fail(&mut self, path: fmt::Arguments<'_>, rule: impl fmt::Display) {
         let violation = if self.violations.len() < LISTED_VIOLATIONS {
-            Violation {
-                field: path.to_string(),
-                description: rule.to_string(),
-            }
+            Violation { field: path.to_string(), description: rule.to_string() }
         } else {
-            Violation {
-                field: String::new(),
-                description: String::new(),
-            }
+            Violation { field: String::new(), description: String::new() }
         };
         self.violations.push(violation);
     }
@@ -67,16 +61,10 @@ impl Check {
         activity_id: &str,
         sku_id: &str,
     ) -> Option<OfferKey> {
-        let activity_id = self.id_at(
-            format_args!("{parent}activity_id"),
-            activity_id,
-            ActivityId::new,
-        );
+        let activity_id =
+            self.id_at(format_args!("{parent}activity_id"), activity_id, ActivityId::new);
         let sku_id = self.id_at(format_args!("{parent}sku_id"), sku_id, SkuId::new);
-        Some(OfferKey {
-            activity_id: activity_id?,
-            sku_id: sku_id?,
-        })
+        Some(OfferKey { activity_id: activity_id?, sku_id: sku_id? })
     }
 
     pub(super) fn number(
@@ -109,9 +97,7 @@ impl Check {
         min: u64,
         max: u64,
     ) -> Option<u64> {
-        let number = u64::try_from(given)
-            .ok()
-            .filter(|number| (min..=max).contains(number));
+        let number = u64::try_from(given).ok().filter(|number| (min..=max).contains(number));
         if number.is_none() {
             self.fail(path, format_args!("must be {min} to {max} (it is {given})"));
         }
@@ -130,10 +116,7 @@ impl Check {
     pub(super) fn text(&mut self, path: fmt::Arguments<'_>, text: &str, min: usize, max: usize) {
         let len = text.chars().count();
         if !(min..=max).contains(&len) {
-            self.fail(
-                path,
-                format_args!("must be {min} to {max} characters (it has {len})"),
-            );
+            self.fail(path, format_args!("must be {min} to {max} characters (it has {len})"));
         } else if let Some(at) = text.chars().position(char::is_control) {
             let rule = format_args!("may not hold control characters (character {at} is one)");
             self.fail(path, rule);
@@ -153,16 +136,11 @@ impl Check {
             return None;
         }
         if !(0..=999_999_999).contains(&given.nanos) {
-            let rule = format_args!(
-                "must have nanos of 0 to 999999999 (they are {})",
-                given.nanos
-            );
+            let rule = format_args!("must have nanos of 0 to 999999999 (they are {})", given.nanos);
             self.fail(path, rule);
             return None;
         }
-        Some(TimeMs(
-            given.seconds * 1_000 + i64::from(given.nanos / 1_000_000),
-        ))
+        Some(TimeMs(given.seconds * 1_000 + i64::from(given.nanos / 1_000_000)))
     }
 
     pub(super) fn span(

@@ -72,10 +72,7 @@ fn limit_in_code(path: &str) -> String {
             MIN_RETENTION.as_secs(),
             MAX_RETENTION.as_secs()
         ),
-        (_, "hold") => format!(
-            "0..={} seconds (90 days), whole seconds",
-            MAX_HOLD.as_secs()
-        ),
+        (_, "hold") => format!("0..={} seconds (90 days), whole seconds", MAX_HOLD.as_secs()),
         (_, "min_interval") => format!("0..={} seconds", MAX_MIN_INTERVAL.as_secs()),
         (_, "start_time") => "before end_time".to_owned(),
         (_, "end_time") => "after start_time".to_owned(),
@@ -101,10 +98,7 @@ fn the_sizes_and_defaults_of_the_contract_are_those_of_the_code() {
     assert!(admin.contains(&format!("A request has at most {mib} MiB.")));
     assert!(admin.contains(&format!("has at most. 0: {DEFAULT_PAGE_SIZE}.")));
     let days = DEFAULT_RETENTION.as_secs() / 86_400;
-    let retention = format!(
-        "Unset: {} seconds ({days} days)",
-        DEFAULT_RETENTION.as_secs()
-    );
+    let retention = format!("Unset: {} seconds ({days} days)", DEFAULT_RETENTION.as_secs());
     assert!(types.contains(&retention));
 }
 
@@ -124,10 +118,7 @@ fn expect<T: std::fmt::Debug>(result: Result<T, Error>, field: &str, fine: bool,
         Err(error) => {
             assert!(!fine, "{field} refuses {case}: {error}");
             let violations = violations::<()>(Err(error));
-            let fields: Vec<_> = violations
-                .iter()
-                .map(|violation| &violation.field)
-                .collect();
+            let fields: Vec<_> = violations.iter().map(|violation| &violation.field).collect();
             assert_eq!(fields, [field], "for {case}");
         }
     }
@@ -172,9 +163,7 @@ fn a_key() -> pb::ReservationKey {
 }
 
 fn by_key(key: pb::ReservationKey) -> pb::GetReservationRequest {
-    pb::GetReservationRequest {
-        by: Some(pb::get_reservation_request::By::Key(key)),
-    }
+    pb::GetReservationRequest { by: Some(pb::get_reservation_request::By::Key(key)) }
 }
 
 fn an_offer(sku_id: &str) -> pb::OfferSpec {
@@ -195,14 +184,8 @@ fn a_spec() -> pb::ActivitySpec {
     pb::ActivitySpec {
         activity_id: "double-11".into(),
         title: "双十一".into(),
-        start_time: Some(Timestamp {
-            seconds: 1_700_000_000,
-            nanos: 0,
-        }),
-        end_time: Some(Timestamp {
-            seconds: 1_700_003_600,
-            nanos: 0,
-        }),
+        start_time: Some(Timestamp { seconds: 1_700_000_000, nanos: 0 }),
+        end_time: Some(Timestamp { seconds: 1_700_003_600, nanos: 0 }),
         retention: None,
         offers: vec![an_offer("phone-1")],
     }
@@ -219,11 +202,8 @@ fn offer(edit: impl FnOnce(&mut pb::OfferSpec)) -> Result<ActivitySpec, Error> {
 }
 
 fn watch_of(edit: impl FnOnce(&mut pb::WatchStockRequest)) -> Result<WatchRequest, Error> {
-    let mut request = pb::WatchStockRequest {
-        activity_id: "a".into(),
-        sku_ids: vec![],
-        min_interval: None,
-    };
+    let mut request =
+        pb::WatchStockRequest { activity_id: "a".into(), sku_ids: vec![], min_interval: None };
     edit(&mut request);
     watch(&request)
 }
@@ -269,86 +249,24 @@ fn names_hold_1_to_64_of_their_characters() {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
         let reserve = |request| reserve(&request, false);
-        expect(
-            with!(reserve, a_reserve(), activity_id = own()),
-            "activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(reserve, a_reserve(), sku_id = own()),
-            "sku_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(release, a_release(), activity_id = own()),
-            "activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(release, a_release(), sku_id = own()),
-            "sku_id",
-            fine,
-            &case,
-        );
+        expect(with!(reserve, a_reserve(), activity_id = own()), "activity_id", fine, &case);
+        expect(with!(reserve, a_reserve(), sku_id = own()), "sku_id", fine, &case);
+        expect(with!(release, a_release(), activity_id = own()), "activity_id", fine, &case);
+        expect(with!(release, a_release(), sku_id = own()), "sku_id", fine, &case);
         let confirm = |request| confirm(&request);
-        expect(
-            with!(confirm, a_confirm(), activity_id = own()),
-            "activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(confirm, a_confirm(), sku_id = own()),
-            "sku_id",
-            fine,
-            &case,
-        );
+        expect(with!(confirm, a_confirm(), activity_id = own()), "activity_id", fine, &case);
+        expect(with!(confirm, a_confirm(), sku_id = own()), "sku_id", fine, &case);
         let query = |key| reservation_query(&by_key(key));
-        expect(
-            with!(query, a_key(), activity_id = own()),
-            "key.activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(query, a_key(), sku_id = own()),
-            "key.sku_id",
-            fine,
-            &case,
-        );
-        expect(
-            watch_of(|it| it.activity_id = own()),
-            "activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            watch_of(|it| it.sku_ids = vec![own()]),
-            "sku_ids[0]",
-            fine,
-            &case,
-        );
+        expect(with!(query, a_key(), activity_id = own()), "key.activity_id", fine, &case);
+        expect(with!(query, a_key(), sku_id = own()), "key.sku_id", fine, &case);
+        expect(watch_of(|it| it.activity_id = own()), "activity_id", fine, &case);
+        expect(watch_of(|it| it.sku_ids = vec![own()]), "sku_ids[0]", fine, &case);
         expect(activity_id(text), "activity_id", fine, &case);
         expect(activity_move(text, ""), "activity_id", fine, &case);
-        let status = pb::GetPipelineStatusRequest {
-            activity_id: Some(own()),
-        };
+        let status = pb::GetPipelineStatusRequest { activity_id: Some(own()) };
         expect(pipeline_status(&status), "activity_id", fine, &case);
-        expect(
-            spec(|it| it.activity_id = own()),
-            "spec.activity_id",
-            fine,
-            &case,
-        );
-        expect(
-            offer(|it| it.sku_id = own()),
-            "spec.offers[0].sku_id",
-            fine,
-            &case,
-        );
+        expect(spec(|it| it.activity_id = own()), "spec.activity_id", fine, &case);
+        expect(offer(|it| it.sku_id = own()), "spec.offers[0].sku_id", fine, &case);
     }
 }
 
@@ -374,58 +292,18 @@ fn tokens_hold_1_to_128_bytes_of_visible_ascii() {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
         let reserve = |request| reserve(&request, false);
-        expect(
-            with!(reserve, a_reserve(), user_id = own()),
-            "user_id",
-            fine,
-            &case,
-        );
+        expect(with!(reserve, a_reserve(), user_id = own()), "user_id", fine, &case);
         // Empty means that there is none.
         let fine_here = fine || text.is_empty();
-        expect(
-            with!(reserve, a_reserve(), request_id = own()),
-            "request_id",
-            fine_here,
-            &case,
-        );
-        expect(
-            with!(release, a_release(), user_id = own()),
-            "user_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(release, a_release(), reservation_id = own()),
-            "reservation_id",
-            fine,
-            &case,
-        );
+        expect(with!(reserve, a_reserve(), request_id = own()), "request_id", fine_here, &case);
+        expect(with!(release, a_release(), user_id = own()), "user_id", fine, &case);
+        expect(with!(release, a_release(), reservation_id = own()), "reservation_id", fine, &case);
         let confirm = |request| confirm(&request);
-        expect(
-            with!(confirm, a_confirm(), user_id = own()),
-            "user_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(confirm, a_confirm(), reservation_id = own()),
-            "reservation_id",
-            fine,
-            &case,
-        );
+        expect(with!(confirm, a_confirm(), user_id = own()), "user_id", fine, &case);
+        expect(with!(confirm, a_confirm(), reservation_id = own()), "reservation_id", fine, &case);
         let query = |key| reservation_query(&by_key(key));
-        expect(
-            with!(query, a_key(), user_id = own()),
-            "key.user_id",
-            fine,
-            &case,
-        );
-        expect(
-            with!(query, a_key(), request_id = own()),
-            "key.request_id",
-            fine,
-            &case,
-        );
+        expect(with!(query, a_key(), user_id = own()), "key.user_id", fine, &case);
+        expect(with!(query, a_key(), request_id = own()), "key.request_id", fine, &case);
         let by = Some(pb::get_reservation_request::By::ReservationId(own()));
         let by_id = reservation_query(&pb::GetReservationRequest { by });
         expect(by_id, "reservation_id", fine, &case);
@@ -453,61 +331,30 @@ fn texts_are_counted_in_characters_and_hold_no_control_characters() {
     for &(text, fine) in cases.iter().chain(&[("", true)]) {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
-        expect(
-            with!(release, a_release(), reason = own()),
-            "reason",
-            fine,
-            &case,
-        );
+        expect(with!(release, a_release(), reason = own()), "reason", fine, &case);
         expect(activity_move("a", text), "reason", fine, &case);
     }
     for &(text, fine) in cases.iter().chain(&[("", false)]) {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
         expect(spec(|it| it.title = own()), "spec.title", fine, &case);
-        expect(
-            offer(|it| it.title = own()),
-            "spec.offers[0].title",
-            fine,
-            &case,
-        );
+        expect(offer(|it| it.title = own()), "spec.offers[0].title", fine, &case);
     }
 }
 
 #[test]
 fn numbers_are_accepted_up_to_their_edges() {
     let max = i64::try_from(MAX_TOTAL).unwrap();
-    for (number, fine) in [
-        (0, false),
-        (1, true),
-        (max, true),
-        (max + 1, false),
-        (-1, false),
-    ] {
+    for (number, fine) in [(0, false), (1, true), (max, true), (max + 1, false), (-1, false)] {
         let case = number.to_string();
-        expect(
-            offer(|it| it.total = number),
-            "spec.offers[0].total",
-            fine,
-            &case,
-        );
+        expect(offer(|it| it.total = number), "spec.offers[0].total", fine, &case);
     }
     for (number, fine) in [(-1, false), (0, true), (max, true), (max + 1, false)] {
         let case = number.to_string();
-        expect(
-            offer(|it| it.price_minor = number),
-            "spec.offers[0].price_minor",
-            fine,
-            &case,
-        );
+        expect(offer(|it| it.price_minor = number), "spec.offers[0].price_minor", fine, &case);
     }
     for number in [i64::MIN, i64::MAX] {
-        expect(
-            offer(|it| it.total = number),
-            "spec.offers[0].total",
-            false,
-            "an end of i64",
-        );
+        expect(offer(|it| it.total = number), "spec.offers[0].total", false, "an end of i64");
     }
     let edges = |max: i32| {
         [
@@ -523,47 +370,18 @@ fn numbers_are_accepted_up_to_their_edges() {
     for (number, fine) in edges(1_000) {
         let case = number.to_string();
         let reserve = |request| reserve(&request, false);
-        expect(
-            with!(reserve, a_reserve(), quantity = Some(number)),
-            "quantity",
-            fine,
-            &case,
-        );
+        expect(with!(reserve, a_reserve(), quantity = Some(number)), "quantity", fine, &case);
         let path = "spec.offers[0].max_quantity_per_order";
-        expect(
-            offer(|it| it.max_quantity_per_order = Some(number)),
-            path,
-            fine,
-            &case,
-        );
+        expect(offer(|it| it.max_quantity_per_order = Some(number)), path, fine, &case);
     }
     for (number, fine) in edges(100) {
         let path = "spec.offers[0].max_orders_per_user";
         let case = number.to_string();
-        expect(
-            offer(|it| it.max_orders_per_user = Some(number)),
-            path,
-            fine,
-            &case,
-        );
+        expect(offer(|it| it.max_orders_per_user = Some(number)), path, fine, &case);
     }
-    for (number, fine) in [
-        (-1, false),
-        (0, true),
-        (1, true),
-        (1_000, true),
-        (1_001, false),
-    ] {
-        let request = pb::ListActivitiesRequest {
-            page_size: number,
-            ..Default::default()
-        };
-        expect(
-            activity_list(request),
-            "page_size",
-            fine,
-            &number.to_string(),
-        );
+    for (number, fine) in [(-1, false), (0, true), (1, true), (1_000, true), (1_001, false)] {
+        let request = pb::ListActivitiesRequest { page_size: number, ..Default::default() };
+        expect(activity_list(request), "page_size", fine, &number.to_string());
     }
 }
 
@@ -573,22 +391,13 @@ fn several_segments_are_legal_but_not_supported_yet() {
         let refused = violations(offer(|it| it.segments = Some(number)));
         assert_eq!(refused.len(), 1);
         assert_eq!(refused[0].field, "spec.offers[0].segments");
-        assert_eq!(
-            refused[0].description,
-            format!("must be 1 in this version (it is {number})")
-        );
+        assert_eq!(refused[0].description, format!("must be 1 in this version (it is {number})"));
     }
     for number in [0, 257, -1] {
         let refused = violations(offer(|it| it.segments = Some(number)));
-        assert_eq!(
-            refused[0].description,
-            format!("must be 1 to 256 (it is {number})")
-        );
+        assert_eq!(refused[0].description, format!("must be 1 to 256 (it is {number})"));
     }
-    assert_eq!(
-        offer(|it| it.segments = Some(1)).unwrap().offers[0].segments,
-        1
-    );
+    assert_eq!(offer(|it| it.segments = Some(1)).unwrap().offers[0].segments, 1);
 }
 
 #[test]
@@ -601,9 +410,7 @@ fn currency_codes_are_three_capitals() {
         ("cny", false),
         ("C1Y", false),
     ];
-    for (text, fine) in cases
-        .into_iter()
-        .chain([("C\0Y", false), ("元", false), ("ÄÖ", false)])
+    for (text, fine) in cases.into_iter().chain([("C\0Y", false), ("元", false), ("ÄÖ", false)])
     {
         let path = "spec.offers[0].currency_code";
         expect(offer(|it| it.currency_code = text.into()), path, fine, text);
@@ -613,10 +420,8 @@ fn currency_codes_are_three_capitals() {
 #[test]
 fn page_tokens_have_at_most_1024_bytes() {
     for (len, fine) in [(0, true), (1_024, true), (1_025, false)] {
-        let request = pb::ListActivitiesRequest {
-            page_token: "x".repeat(len),
-            ..Default::default()
-        };
+        let request =
+            pb::ListActivitiesRequest { page_token: "x".repeat(len), ..Default::default() };
         expect(activity_list(request), "page_token", fine, &len.to_string());
     }
 }
@@ -628,17 +433,11 @@ fn a_list_may_name_every_state_but_no_unknown_one() {
             .into_iter()
             .map(|state| (pb::ActivityState::from(state).into(), Some(state))),
     ) {
-        let request = pb::ListActivitiesRequest {
-            state: number,
-            ..Default::default()
-        };
+        let request = pb::ListActivitiesRequest { state: number, ..Default::default() };
         assert_eq!(activity_list(request).unwrap().state, expected);
     }
     for number in [-1, 7, i32::MAX] {
-        let request = pb::ListActivitiesRequest {
-            state: number,
-            ..Default::default()
-        };
+        let request = pb::ListActivitiesRequest { state: number, ..Default::default() };
         expect(activity_list(request), "state", false, &number.to_string());
     }
 }
@@ -658,46 +457,17 @@ fn times_lie_in_the_years_1_to_9999_and_have_proper_nanos() {
     for (seconds, nanos, fine) in cases {
         let case = format!("{seconds} s {nanos} ns");
         let start = Some(Timestamp { seconds, nanos });
-        expect(
-            spec(|it| it.start_time = start),
-            "spec.start_time",
-            fine,
-            &case,
-        );
+        expect(spec(|it| it.start_time = start), "spec.start_time", fine, &case);
     }
     for (seconds, fine) in [(last, true), (last + 1, false), (i64::MAX, false)] {
-        let end = Some(Timestamp {
-            seconds,
-            nanos: 999_999_999,
-        });
-        expect(
-            spec(|it| it.end_time = end),
-            "spec.end_time",
-            fine,
-            &seconds.to_string(),
-        );
+        let end = Some(Timestamp { seconds, nanos: 999_999_999 });
+        expect(spec(|it| it.end_time = end), "spec.end_time", fine, &seconds.to_string());
     }
-    expect(
-        spec(|it| it.start_time = None),
-        "spec.start_time",
-        false,
-        "none",
-    );
-    expect(
-        spec(|it| it.end_time = None),
-        "spec.end_time",
-        false,
-        "none",
-    );
+    expect(spec(|it| it.start_time = None), "spec.start_time", false, "none");
+    expect(spec(|it| it.end_time = None), "spec.end_time", false, "none");
 
-    let start = Some(Timestamp {
-        seconds: -1,
-        nanos: 1_999_999,
-    });
-    assert_eq!(
-        spec(|it| it.start_time = start).unwrap().start_time,
-        TimeMs(-999)
-    );
+    let start = Some(Timestamp { seconds: -1, nanos: 1_999_999 });
+    assert_eq!(spec(|it| it.start_time = start).unwrap().start_time, TimeMs(-999));
 }
 
 #[test]
@@ -735,57 +505,26 @@ fn durations_are_accepted_up_to_their_edges() {
     for (seconds, nanos, fine) in whole {
         let case = format!("{seconds} s {nanos} ns");
         let given = Some(PbDuration { seconds, nanos });
-        expect(
-            spec(|it| it.retention = given),
-            "spec.retention",
-            fine,
-            &case,
-        );
-        expect(
-            offer(|it| it.hold = given),
-            "spec.offers[0].hold",
-            fine,
-            &case,
-        );
+        expect(spec(|it| it.retention = given), "spec.retention", fine, &case);
+        expect(offer(|it| it.hold = given), "spec.offers[0].hold", fine, &case);
     }
     for (seconds, hold) in [(0, None), (1, Some(Duration::from_secs(1)))] {
         let given = Some(PbDuration { seconds, nanos: 0 });
-        expect(
-            spec(|it| it.retention = given),
-            "spec.retention",
-            false,
-            "below an hour",
-        );
+        expect(spec(|it| it.retention = given), "spec.retention", false, "below an hour");
         assert_eq!(offer(|it| it.hold = given).unwrap().offers[0].hold, hold);
     }
     expect(
-        spec(|it| {
-            it.retention = Some(PbDuration {
-                seconds: 3_599,
-                nanos: 0,
-            })
-        }),
+        spec(|it| it.retention = Some(PbDuration { seconds: 3_599, nanos: 0 })),
         "spec.retention",
         false,
         "3599 s",
     );
-    let intervals = [
-        (0, 0, true),
-        (0, 1, true),
-        (60, 0, true),
-        (60, 1, false),
-        (61, 0, false),
-        (0, -1, false),
-    ];
+    let intervals =
+        [(0, 0, true), (0, 1, true), (60, 0, true), (60, 1, false), (61, 0, false), (0, -1, false)];
     for (seconds, nanos, fine) in intervals {
         let given = Some(PbDuration { seconds, nanos });
         let case = format!("{seconds} s {nanos} ns");
-        expect(
-            watch_of(|it| it.min_interval = given),
-            "min_interval",
-            fine,
-            &case,
-        );
+        expect(watch_of(|it| it.min_interval = given), "min_interval", fine, &case);
     }
 }
 
@@ -793,21 +532,11 @@ fn durations_are_accepted_up_to_their_edges() {
 fn items_are_accepted_up_to_their_number() {
     let offers = |len: usize| (0..len).map(|at| an_offer(&format!("sku-{at}"))).collect();
     for (len, fine) in [(0, false), (1, true), (10_000, true), (10_001, false)] {
-        expect(
-            spec(|it| it.offers = offers(len)),
-            "spec.offers",
-            fine,
-            &len.to_string(),
-        );
+        expect(spec(|it| it.offers = offers(len)), "spec.offers", fine, &len.to_string());
     }
     let skus = |len: usize| (0..len).map(|at| format!("sku-{at}")).collect();
     for (len, fine) in [(0, true), (10_000, true), (10_001, false)] {
-        expect(
-            watch_of(|it| it.sku_ids = skus(len)),
-            "sku_ids",
-            fine,
-            &len.to_string(),
-        );
+        expect(watch_of(|it| it.sku_ids = skus(len)), "sku_ids", fine, &len.to_string());
     }
 }
 
@@ -831,10 +560,7 @@ fn each_sku_is_offered_once() {
 #[test]
 fn a_sku_that_is_watched_twice_is_watched_once() {
     let request = watch_of(|it| it.sku_ids = ["b", "a", "b"].map(Into::into).into()).unwrap();
-    assert_eq!(
-        request.sku_ids,
-        ["a", "b"].map(|sku| SkuId::new(sku).unwrap())
-    );
+    assert_eq!(request.sku_ids, ["a", "b"].map(|sku| SkuId::new(sku).unwrap()));
 }
 
 #[test]
@@ -844,25 +570,15 @@ fn what_is_not_set_has_its_default() {
     assert!(request.is_repeat);
     let spec = spec(|spec| spec.offers = ["b", "a"].map(an_offer).into()).unwrap();
     assert_eq!(spec.retention, DEFAULT_RETENTION);
-    let skus: Vec<_> = spec
-        .offers
-        .iter()
-        .map(|offer| offer.sku_id.as_str())
-        .collect();
+    let skus: Vec<_> = spec.offers.iter().map(|offer| offer.sku_id.as_str()).collect();
     assert_eq!(skus, ["a", "b"]);
     let offer = &spec.offers[0];
-    assert_eq!(
-        (offer.max_orders, offer.max_quantity, offer.segments),
-        (1, 1, 1)
-    );
+    assert_eq!((offer.max_orders, offer.max_quantity, offer.segments), (1, 1, 1));
     assert_eq!(offer.hold, None);
     let list = activity_list(pb::ListActivitiesRequest::default()).unwrap();
     assert_eq!((list.page_size, list.state), (DEFAULT_PAGE_SIZE, None));
     assert_eq!(watch_of(|_| ()).unwrap().min_interval, Duration::ZERO);
-    assert_eq!(
-        pipeline_status(&pb::GetPipelineStatusRequest::default()).unwrap(),
-        None
-    );
+    assert_eq!(pipeline_status(&pb::GetPipelineStatusRequest::default()).unwrap(), None);
     let nothing = reservation_query(&pb::GetReservationRequest { by: None });
     expect(nothing, "by", false, "neither");
     let nothing = activity_spec(pb::CreateActivityRequest { spec: None });
@@ -872,22 +588,11 @@ fn what_is_not_set_has_its_default() {
 #[test]
 fn every_violation_of_a_request_is_found() {
     let fields = |violations: Vec<Violation>| -> Vec<String> {
-        violations
-            .into_iter()
-            .map(|violation| violation.field)
-            .collect()
+        violations.into_iter().map(|violation| violation.field).collect()
     };
-    let empty = violations(reserve(
-        &pb::ReserveRequest {
-            quantity: Some(0),
-            ..Default::default()
-        },
-        false,
-    ));
-    assert_eq!(
-        fields(empty),
-        ["activity_id", "sku_id", "user_id", "quantity"]
-    );
+    let empty =
+        violations(reserve(&pb::ReserveRequest { quantity: Some(0), ..Default::default() }, false));
+    assert_eq!(fields(empty), ["activity_id", "sku_id", "user_id", "quantity"]);
     let empty = violations(activity_spec(pb::CreateActivityRequest {
         spec: Some(pb::ActivitySpec {
             offers: vec![pb::OfferSpec::default()],
@@ -957,18 +662,9 @@ fn a_reservation_is_rendered_as_it_is() {
     let rendered = pb::Reservation::from(a_reservation());
     assert_eq!(rendered.sku_id, "9007199254740993");
     assert_eq!(rendered.state(), pb::ReservationState::Queued);
-    let before_1970 = Timestamp {
-        seconds: -1,
-        nanos: 999_000_000,
-    };
+    let before_1970 = Timestamp { seconds: -1, nanos: 999_000_000 };
     assert_eq!(rendered.reserve_time, Some(before_1970));
-    assert_eq!(
-        rendered.expire_time,
-        Some(Timestamp {
-            seconds: 1,
-            nanos: 500_000_000
-        })
-    );
+    assert_eq!(rendered.expire_time, Some(Timestamp { seconds: 1, nanos: 500_000_000 }));
 }
 
 #[test]
@@ -988,24 +684,12 @@ fn only_a_win_has_a_reservation() {
         (ReserveOutcome::NotStarted, Pb::NotStarted, None),
         (ReserveOutcome::Paused, Pb::Paused, None),
         (ReserveOutcome::Ended, Pb::Ended, None),
-        (
-            ReserveOutcome::QuantityLimit { max: 2 },
-            Pb::QuantityLimit,
-            None,
-        ),
+        (ReserveOutcome::QuantityLimit { max: 2 }, Pb::QuantityLimit, None),
         (ReserveOutcome::NotWarmed, Pb::NotWarmed, None),
         (ReserveOutcome::Released, Pb::Released, None),
-        (
-            ReserveOutcome::Duplicate { existing: None },
-            Pb::Duplicate,
-            None,
-        ),
+        (ReserveOutcome::Duplicate { existing: None }, Pb::Duplicate, None),
         (ReserveOutcome::SoldOut, Pb::SoldOut, Some(0)),
-        (
-            ReserveOutcome::Insufficient { remaining: 4 },
-            Pb::Insufficient,
-            Some(4),
-        ),
+        (ReserveOutcome::Insufficient { remaining: 4 }, Pb::Insufficient, Some(4)),
     ];
     for (outcome, code, remaining) in refusals {
         let answer = pb::ReserveResponse::from(outcome);
@@ -1023,10 +707,7 @@ fn only_a_win_has_a_reservation() {
 fn outcomes_of_release_and_confirm_keep_their_names() {
     let releases = [
         (ReleaseOutcome::Released, pb::ReleaseOutcome::Released),
-        (
-            ReleaseOutcome::AlreadyReleased,
-            pb::ReleaseOutcome::AlreadyReleased,
-        ),
+        (ReleaseOutcome::AlreadyReleased, pb::ReleaseOutcome::AlreadyReleased),
         (ReleaseOutcome::NotReserved, pb::ReleaseOutcome::NotReserved),
         (ReleaseOutcome::WrongOwner, pb::ReleaseOutcome::WrongOwner),
         (ReleaseOutcome::Confirmed, pb::ReleaseOutcome::Confirmed),
@@ -1035,39 +716,24 @@ fn outcomes_of_release_and_confirm_keep_their_names() {
         assert_eq!(release_response(outcome, Some(1)).outcome(), code);
     }
     let confirms = [
-        (
-            ConfirmOutcome::Confirmed(a_reservation()),
-            pb::ConfirmOutcome::Confirmed,
-        ),
+        (ConfirmOutcome::Confirmed(a_reservation()), pb::ConfirmOutcome::Confirmed),
         (ConfirmOutcome::Expired, pb::ConfirmOutcome::Expired),
         (ConfirmOutcome::Released, pb::ConfirmOutcome::Released),
         (ConfirmOutcome::NotReserved, pb::ConfirmOutcome::NotReserved),
         (ConfirmOutcome::WrongOwner, pb::ConfirmOutcome::WrongOwner),
-        (
-            ConfirmOutcome::NotOrderedYet,
-            pb::ConfirmOutcome::NotOrderedYet,
-        ),
+        (ConfirmOutcome::NotOrderedYet, pb::ConfirmOutcome::NotOrderedYet),
     ];
     for (outcome, code) in confirms {
         let answer = pb::ConfirmResponse::from(outcome);
         assert_eq!(answer.outcome(), code);
-        assert_eq!(
-            answer.reservation.is_some(),
-            code == pb::ConfirmOutcome::Confirmed
-        );
+        assert_eq!(answer.reservation.is_some(), code == pb::ConfirmOutcome::Confirmed);
     }
     let refusals = [
         (None, pb::ReserveOutcome::Unspecified),
-        (
-            Some(RefusedBecause::Duplicate),
-            pb::ReserveOutcome::Duplicate,
-        ),
+        (Some(RefusedBecause::Duplicate), pb::ReserveOutcome::Duplicate),
         (Some(RefusedBecause::SoldOut), pb::ReserveOutcome::SoldOut),
     ];
     for (refused, code) in refusals {
-        assert_eq!(
-            reservation_response(a_reservation(), refused).refusal(),
-            code
-        );
+        assert_eq!(reservation_response(a_reservation(), refused).refusal(), code);
     }
 }
