@@ -16,7 +16,8 @@ local STOCK, BUYERS, RESERVATIONS, RELEASED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local UNACKED, META, TRANSFERS = KEYS[5], KEYS[6], KEYS[7]
 
 local function guard(server, epoch)
-  local meta = redis.call('HMGET', META, 'epoch', 'server', 'revision', 'frozen', 'total', 'expire_time')
+  local meta = redis.call(
+    'HMGET', META, 'epoch', 'server', 'revision', 'frozen', 'total', 'expire_time')
   local stock = redis.call('GET', STOCK)
   if not stock and not meta[1] then
     return {'not_warmed', '0', '0'}
@@ -39,7 +40,9 @@ local function guard(server, epoch)
   if reason then
     return {'frozen', meta[1] or '0', meta[3] or '0', reason}
   end
-  return nil, {epoch = meta[1], revision = meta[3], stock = units, total = meta[5], expire_time = meta[6]}
+  return nil, {
+    epoch = meta[1], revision = meta[3], stock = units, total = meta[5], expire_time = meta[6],
+  }
 end
 
 -- The member of `buyers` and field of `reservations` that stands for one slot of a buyer.

@@ -5,7 +5,8 @@ KEYS    the segment
 ARGV[1] server
 
 Replies a refusal of guard.lua, or
-  {'ok', epoch, revision, stock, total, reservations, unacked}   total is the offer's, of all segments
+  {'ok', epoch, revision, stock, total, reservations, unacked}
+                       total is that of the whole offer
 
 Invariant: it writes nothing.
 ]]

@@ -5,7 +5,7 @@ KEYS    the segment
 ARGV[1] server   ARGV[2] epoch   ARGV[3] units of the offer   ARGV[4] expire_time of all keys, ms
 
 Replies, the first that applies:
-  {'refused', epoch}   the engine's epoch is this one or higher; also for a repeat: start anew, higher
+  {'refused', epoch}   the engine's epoch is this one or higher, as for a repeat: start anew, higher
   {'begun', epoch}     everything is gone; frozen as `rebuilding`
 
 Invariant: an epoch is begun once. `unacked` goes too, so what it holds later is of this epoch.

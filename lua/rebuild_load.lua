@@ -15,7 +15,8 @@ Invariant: each chunk is applied once, in order.
 ]]
 local meta = redis.call('HMGET', META, 'epoch', 'server', 'frozen', 'chunk')
 local chunk = tonumber(ARGV[3])
-if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] or meta[3] ~= 'rebuilding' or chunk > tonumber(meta[4]) + 1 then
+if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] or meta[3] ~= 'rebuilding'
+  or chunk > tonumber(meta[4]) + 1 then
   return {'refused', meta[1] or '0'}
 end
 if chunk <= tonumber(meta[4]) then

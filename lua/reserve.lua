@@ -9,7 +9,7 @@ Replies a refusal of guard.lua, or {'ok', epoch, revision, stock, answer, answer
 answer per request, each the first that applies:
   {'replayed', slot, record, unacked}   this buyer holds this reservation_id; unacked is 1 or 0
   {'released'}                          the id is marked: given back, or refused by SQL
-  {'duplicate', slot, record}           all slots are taken; the reservation in the lowest one
+  {'duplicate', slot, record, unacked}  all slots are taken; the reservation in the lowest one
   {'sold_out'}                          nothing left
   {'insufficient', stock}               fewer left than asked
   {'taken', slot}                       the lowest free slot; in `unacked` until acknowledged
@@ -30,7 +30,9 @@ for i = 5, #ARGV, 4 do
   if not quantity or quantity < 1 or quantity % 1 ~= 0 then
     return redis.error_reply('ERR quantity must be a whole number of at least 1')
   end
-  requests[#requests + 1] = {buyer = ARGV[i], id = ARGV[i + 1], quantity = quantity, order_no = ARGV[i + 3]}
+  requests[#requests + 1] = {
+    buyer = ARGV[i], id = ARGV[i + 1], quantity = quantity, order_no = ARGV[i + 3],
+  }
   ids[#ids + 1] = ARGV[i + 1]
   for slot = 1, max_orders do
     members[#members + 1] = member_of(ARGV[i], slot, max_orders)
@@ -55,9 +57,15 @@ if #held > 0 then
 end
 local marked = redis.call('SMISMEMBER', RELEASED, unpack(ids))
 
+local taken_here = {}
+local function held_in(buyer, slot)
+  local member = member_of(buyer, slot, max_orders)
+  local unacked = taken_here[member] or redis.call('ZSCORE', UNACKED, member)
+  return slot, records[member], unacked and 1 or 0
+end
+
 local answers = {}
 local new_members, new_records, new_unacked = {}, {}, {}
-local taken_here = {}
 for i, request in ipairs(requests) do
   local free, mine, other
   for slot = 1, max_orders do
@@ -73,13 +81,11 @@ for i, request in ipairs(requests) do
   end
   local answer
   if mine then
-    local member = member_of(request.buyer, mine, max_orders)
-    local unacked = taken_here[member] or redis.call('ZSCORE', UNACKED, member)
-    answer = {'replayed', mine, records[member], unacked and 1 or 0}
+    answer = {'replayed', held_in(request.buyer, mine)}
   elseif marked[i] == 1 then
     answer = {'released'}
   elseif not free then
-    answer = {'duplicate', other, records[member_of(request.buyer, other, max_orders)]}
+    answer = {'duplicate', held_in(request.buyer, other)}
   elseif stock == 0 then
     answer = {'sold_out'}
   elseif stock < request.quantity then

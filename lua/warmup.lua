@@ -37,6 +37,7 @@ if redis.call('EXISTS', BUYERS, RESERVATIONS, RELEASED, UNACKED, TRANSFERS) > 0 
   return {'mismatch', 'keys', 'left over', 'none'}
 end
 redis.call('SET', STOCK, units, 'PXAT', expire_time)
-redis.call('HSET', META, 'epoch', epoch, 'server', server, 'revision', '1', 'total', total, 'expire_time', expire_time)
+redis.call('HSET', META, 'epoch', epoch, 'server', server, 'revision', '1', 'total', total,
+  'expire_time', expire_time)
 redis.call('PEXPIREAT', META, expire_time)
 return {'written', epoch}

@@ -1,58 +1,483 @@
-//! Stand-in until the branch with the real one is merged.
-use std::sync::Arc;
+//! The life of a sale: created, approved, warmed up, on sale, ended.
+//!
+//! `PENDING_REVIEW → SCHEDULED → ACTIVE ⇄ PAUSED → ENDED → SETTLED`
+//!
+//! Every move names the states that it may leave, is one transaction with its audit row, and raises
+//! the activity's version, by which every instance sees that something changed.
 
-use crate::{
-    domain::{
-        ActivityId, ActivityListQuery, ActivitySpec, ActivityView, PipelineStatus, WarmUpReport,
-    },
-    error::Error,
+use std::{sync::Arc, time::Duration};
+
+use sea_orm::{
+    ActiveValue::{NotSet, Set},
+    ColumnTrait, Condition, ConnectionTrait, DbErr, EntityTrait, QueryFilter, QueryOrder,
+    QuerySelect,
+    sea_query::{Expr, ExprTrait},
 };
 
-#[derive(Debug, Default)]
-pub struct Activities;
+mod status;
+mod warm_up;
+
+use crate::{
+    admission::catalog::Catalog,
+    circuit::Circuit,
+    database::{Database, SqlFault, classify, insert_ignore, lock_rows},
+    domain::{
+        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, OfferView, TimeMs,
+    },
+    engine::Engine,
+    entity::{activities, audit, offers},
+    error::Error,
+    recovery::Recovery,
+};
+
+const REPEATS: u32 = 5;
+/// The most characters of an actor in the audit table.
+const ACTOR_MAX_CHARS: usize = 128;
+
+/// Creates activities and moves them through their life.
+#[derive(Debug)]
+pub struct Activities {
+    pub catalog: Arc<Catalog>,
+    pub database: Database,
+    pub engine: Arc<dyn Engine>,
+    pub recovery: Arc<Recovery>,
+    pub engine_circuit: Arc<Circuit>,
+    pub database_circuit: Arc<Circuit>,
+}
+
+/// One row of the audit table.
+struct Audit<'a> {
+    actor: &'a str,
+    action: &'a str,
+    activity_id: &'a str,
+    detail: serde_json::Value,
+}
+
+/// What moved by the clock in one pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Moved {
+    pub started: u64,
+    pub ended: u64,
+}
 
 impl Activities {
-    pub async fn create(self: &Arc<Self>, _: ActivitySpec, _: &str) -> Result<ActivityView, Error> {
-        Err(Error::Unimplemented("CreateActivity"))
+    /// Creates an activity for review; the same content again is fine.
+    ///
+    /// # Errors
+    /// `ActivityExists` with other content, or the database is away.
+    pub async fn create(
+        self: &Arc<Self>,
+        spec: ActivitySpec,
+        actor: &str,
+    ) -> Result<ActivityView, Error> {
+        let id = spec.activity_id.clone();
+        self.repeat(|| self.create_transaction(&spec, actor)).await?;
+        let view = self.get(&id).await?;
+        if !is_same(&spec, &view) {
+            return Err(Error::ActivityExists(id.to_string()));
+        }
+        self.catalog.refresh_one(&id).await?;
+        Ok(view)
     }
 
-    pub async fn get(self: &Arc<Self>, _: &ActivityId) -> Result<ActivityView, Error> {
-        Err(Error::Unimplemented("GetActivity"))
+    async fn create_transaction(&self, spec: &ActivitySpec, actor: &str) -> Result<(), DbErr> {
+        let now = self.database.clock();
+        let transaction = self.database.begin().await?;
+        let id = spec.activity_id.as_str();
+        let query = lock_rows(activities::Entity::find_by_id(id));
+        let written = async {
+            if query.one(&transaction).await?.is_some() {
+                return Ok(());
+            }
+            activities::Entity::insert(new_activity(spec, now))
+                .exec_without_returning(&transaction)
+                .await?;
+            insert_ignore(&transaction, spec.offers.iter().map(|o| new_offer(id, o)).collect())
+                .await?;
+            let detail = serde_json::json!({ "title": spec.title, "offers": spec.offers.len() });
+            write_audit(
+                &transaction,
+                now,
+                Audit { actor, action: "create", activity_id: id, detail },
+            )
+            .await
+        }
+        .await;
+        match written {
+            Ok(()) => transaction.commit().await,
+            // Another call created it in between: then it is read and compared.
+            Err(error) if classify(&error) == SqlFault::Data => {
+                let _ = transaction.rollback().await;
+                match activities::Entity::find_by_id(id).one(self.database.reader()).await? {
+                    Some(_) => Ok(()),
+                    None => Err(error),
+                }
+            }
+            Err(error) => {
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
     }
 
+    /// # Errors
+    /// `UnknownActivity`, or the database is away.
+    pub async fn get(self: &Arc<Self>, id: &ActivityId) -> Result<ActivityView, Error> {
+        let row = activities::Entity::find_by_id(id.as_str())
+            .one(self.database.reader())
+            .await
+            .map_err(|error| self.sql_failed(error))?
+            .ok_or_else(|| Error::UnknownActivity(id.to_string()))?;
+        let offers = offers::Entity::find()
+            .filter(offers::Column::ActivityId.eq(id.as_str()))
+            .order_by_asc(offers::Column::SkuId)
+            .all(self.database.reader())
+            .await
+            .map_err(|error| self.sql_failed(error))?;
+        Ok(view(row, offers))
+    }
+
+    /// One page of activities, newest start first, and the token of the next page, empty at the
+    /// end. Offers are left out.
+    ///
+    /// # Errors
+    /// A token that is not of this query, or the database is away.
     pub async fn list(
         self: &Arc<Self>,
-        _: ActivityListQuery,
+        query: ActivityListQuery,
     ) -> Result<(Vec<ActivityView>, String), Error> {
-        Err(Error::Unimplemented("ListActivities"))
+        let mut select = activities::Entity::find();
+        if let Some(state) = query.state {
+            select =
+                select.filter(activities::Column::State.eq(activities::ActivityState::from(state)));
+        }
+        if !query.page_token.is_empty() {
+            let (start_time, id) = read_token(&query)
+                .ok_or_else(|| Error::invalid("page_token", "is not a token of this list"))?;
+            select = select.filter(
+                Condition::any().add(activities::Column::StartTime.lt(start_time)).add(
+                    activities::Column::StartTime.eq(start_time).and(activities::Column::Id.gt(id)),
+                ),
+            );
+        }
+        let page_size = u64::from(query.page_size);
+        let mut rows = select
+            .order_by_desc(activities::Column::StartTime)
+            .order_by_asc(activities::Column::Id)
+            .limit(page_size + 1)
+            .all(self.database.reader())
+            .await
+            .map_err(|error| self.sql_failed(error))?;
+        let more = rows.len() as u64 > page_size;
+        rows.truncate(query.page_size as usize);
+        let next = match rows.last() {
+            Some(last) if more => write_token(query.state, last),
+            Some(_) | None => String::new(),
+        };
+        Ok((rows.into_iter().map(|row| view(row, Vec::new())).collect(), next))
     }
 
+    /// `PENDING_REVIEW → SCHEDULED`.
+    ///
+    /// # Errors
+    /// `WrongActivityState`, `UnknownActivity`, or the database is away.
     pub async fn approve(
         self: &Arc<Self>,
-        _: &ActivityId,
-        _: &str,
-        _: &str,
+        id: &ActivityId,
+        actor: &str,
+        reason: &str,
     ) -> Result<ActivityView, Error> {
-        Err(Error::Unimplemented("ApproveActivity"))
+        let from = [ActivityState::PendingReview];
+        let needed = "only an activity in pending_review can be approved";
+        self.change_state(id, &from, ActivityState::Scheduled, actor, reason, needed).await
     }
 
+    /// Ends a sale by hand: from `SCHEDULED`, `ACTIVE` or `PAUSED`.
+    ///
+    /// # Errors
+    /// `WrongActivityState`, `UnknownActivity`, or the database is away.
     pub async fn end(
         self: &Arc<Self>,
-        _: &ActivityId,
-        _: &str,
-        _: &str,
+        id: &ActivityId,
+        actor: &str,
+        reason: &str,
     ) -> Result<ActivityView, Error> {
-        Err(Error::Unimplemented("EndActivity"))
+        let from = [ActivityState::Scheduled, ActivityState::Active, ActivityState::Paused];
+        let needed = "only an activity that is scheduled, active or paused can be ended";
+        self.change_state(id, &from, ActivityState::Ended, actor, reason, needed).await
     }
 
-    pub async fn warm_up(self: &Arc<Self>, _: &ActivityId, _: &str) -> Result<WarmUpReport, Error> {
-        Err(Error::Unimplemented("Warmup"))
+    /// Starts and ends activities by the database's clock; any instance may do it.
+    ///
+    /// # Errors
+    /// The database is away; the next pass does what was left.
+    pub async fn move_by_clock(self: &Arc<Self>) -> Result<Moved, Error> {
+        let now = self.database.clock();
+        let mut moved = Moved::default();
+        for activity in self.catalog.all() {
+            let over = now >= activity.end_time;
+            let (to, why) = match activity.state {
+                ActivityState::Scheduled if over => (ActivityState::Ended, "end_time"),
+                ActivityState::Active | ActivityState::Paused if over => {
+                    (ActivityState::Ended, "end_time")
+                }
+                ActivityState::Scheduled if now >= activity.start_time => {
+                    if !activity.is_warm() {
+                        tracing::error!(
+                            activity = %activity.id,
+                            "it is past its start_time and does not start: not warmed up"
+                        );
+                        continue;
+                    }
+                    (ActivityState::Active, "start_time")
+                }
+                ActivityState::Scheduled
+                | ActivityState::Active
+                | ActivityState::Paused
+                | ActivityState::PendingReview
+                | ActivityState::Ended
+                | ActivityState::Settled => continue,
+            };
+            match self.change_state(&activity.id, &[activity.state], to, "clock", why, "").await {
+                Ok(_) if to == ActivityState::Active => moved.started += 1,
+                Ok(_) => moved.ended += 1,
+                // Another instance, or an operator, was there first.
+                Err(Error::WrongActivityState { .. }) => {
+                    self.catalog.refresh_one(&activity.id).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
     }
 
-    pub async fn pipeline_status(
+    async fn change_state(
         self: &Arc<Self>,
-        _: Option<&ActivityId>,
-    ) -> Result<PipelineStatus, Error> {
-        Err(Error::Unimplemented("GetPipelineStatus"))
+        id: &ActivityId,
+        from: &[ActivityState],
+        to: ActivityState,
+        actor: &str,
+        reason: &str,
+        needed: &'static str,
+    ) -> Result<ActivityView, Error> {
+        let changed =
+            self.repeat(|| self.change_state_transaction(id, from, to, actor, reason)).await?;
+        if !changed {
+            let current = self.get(id).await?.state;
+            return Err(Error::WrongActivityState { activity_id: id.to_string(), current, needed });
+        }
+        tracing::info!(activity = %id, state = to.as_str(), actor, reason, "the activity moved");
+        self.catalog.refresh_one(id).await?;
+        self.get(id).await
     }
+
+    async fn change_state_transaction(
+        &self,
+        id: &ActivityId,
+        from: &[ActivityState],
+        to: ActivityState,
+        actor: &str,
+        reason: &str,
+    ) -> Result<bool, DbErr> {
+        let now = self.database.clock();
+        let transaction = self.database.begin().await?;
+        let written = async {
+            let allowed = from.iter().map(|&state| activities::ActivityState::from(state));
+            let result = activities::Entity::update_many()
+                .col_expr(
+                    activities::Column::State,
+                    Expr::value(activities::ActivityState::from(to)),
+                )
+                .col_expr(
+                    activities::Column::Version,
+                    Expr::col(activities::Column::Version).add(1),
+                )
+                .col_expr(activities::Column::UpdateTime, Expr::value(now.0))
+                .filter(activities::Column::Id.eq(id.as_str()))
+                .filter(activities::Column::State.is_in(allowed))
+                .exec(&transaction)
+                .await?;
+            if result.rows_affected != 1 {
+                return Ok(false);
+            }
+            let detail = serde_json::json!({ "to": to.as_str(), "reason": reason });
+            let audit = Audit { actor, action: "change_state", activity_id: id.as_str(), detail };
+            write_audit(&transaction, now, audit).await?;
+            Ok(true)
+        }
+        .await;
+        match written {
+            Ok(true) => transaction.commit().await.map(|()| true),
+            Ok(false) => transaction.rollback().await.map(|()| false),
+            Err(error) => {
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Repeats a transaction for as long as SQL itself says that nothing of it was kept.
+    async fn repeat<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, DbErr>>,
+    {
+        if self.database_circuit.is_open() {
+            return Err(Error::DatabaseUnavailable);
+        }
+        let mut repeats = 0;
+        loop {
+            match attempt().await {
+                Err(error) if classify(&error) == SqlFault::RolledBack && repeats < REPEATS => {
+                    repeats += 1;
+                }
+                other => return other.map_err(|error| self.sql_failed(error)),
+            }
+        }
+    }
+
+    fn sql_failed(&self, error: DbErr) -> Error {
+        if matches!(classify(&error), SqlFault::Away | SqlFault::Unknown) {
+            self.database_circuit.trip(&error.to_string());
+        }
+        error.into()
+    }
+}
+
+fn new_activity(spec: &ActivitySpec, now: TimeMs) -> activities::ActiveModel {
+    activities::ActiveModel {
+        id: Set(spec.activity_id.to_string()),
+        title: Set(spec.title.clone()),
+        state: Set(activities::ActivityState::PendingReview),
+        start_time: Set(spec.start_time.0),
+        end_time: Set(spec.end_time.0),
+        retention_s: Set(seconds(spec.retention)),
+        version: Set(1),
+        create_time: Set(now.0),
+        update_time: Set(now.0),
+    }
+}
+
+fn new_offer(activity_id: &str, spec: &crate::domain::OfferSpec) -> offers::ActiveModel {
+    let small = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+    offers::ActiveModel {
+        activity_id: Set(activity_id.to_owned()),
+        sku_id: Set(spec.sku_id.to_string()),
+        title: Set(spec.title.clone()),
+        price_minor: Set(spec.price_minor),
+        currency: Set(spec.currency.clone()),
+        total: Set(i64::try_from(spec.total).unwrap_or(i64::MAX)),
+        reserved: Set(0),
+        sold: Set(0),
+        max_orders_per_user: Set(small(spec.max_orders)),
+        max_quantity_per_order: Set(small(spec.max_quantity)),
+        hold_s: Set(spec.hold.map_or(0, seconds)),
+        segments: Set(small(spec.segments)),
+        epoch: Set(1),
+        warm_time: Set(None),
+    }
+}
+
+fn seconds(span: Duration) -> i64 {
+    i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Whether an activity is what this specification makes, apart from what happened to it since.
+fn is_same(spec: &ActivitySpec, view: &ActivityView) -> bool {
+    let same_offer = |(spec, view): (&crate::domain::OfferSpec, &OfferView)| {
+        spec.sku_id.as_str() == view.sku_id
+            && spec.title == view.title
+            && spec.price_minor == view.price_minor
+            && spec.currency == view.currency
+            && i64::try_from(spec.total) == Ok(view.total)
+            && i64::from(spec.max_orders) == i64::from(view.max_orders)
+            && i64::from(spec.max_quantity) == i64::from(view.max_quantity)
+            && spec.hold == view.hold
+            && i64::from(spec.segments) == i64::from(view.segments)
+    };
+    let mut specs: Vec<_> = spec.offers.iter().collect();
+    specs.sort_by(|a, b| a.sku_id.cmp(&b.sku_id));
+    let mut views: Vec<_> = view.offers.iter().collect();
+    views.sort_by(|a, b| a.sku_id.cmp(&b.sku_id));
+    spec.title == view.title
+        && spec.start_time == view.start_time
+        && spec.end_time == view.end_time
+        && spec.retention == view.retention
+        && specs.len() == views.len()
+        && specs.into_iter().zip(views).all(same_offer)
+}
+
+fn view(row: activities::Model, offers: Vec<offers::Model>) -> ActivityView {
+    let span = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    ActivityView {
+        activity_id: row.id,
+        title: row.title,
+        state: row.state.into(),
+        start_time: TimeMs(row.start_time),
+        end_time: TimeMs(row.end_time),
+        retention: span(row.retention_s),
+        version: row.version,
+        create_time: TimeMs(row.create_time),
+        update_time: TimeMs(row.update_time),
+        offers: offers
+            .into_iter()
+            .map(|offer| OfferView {
+                sku_id: offer.sku_id,
+                title: offer.title,
+                price_minor: offer.price_minor,
+                currency: offer.currency,
+                total: offer.total,
+                reserved: offer.reserved,
+                sold: offer.sold,
+                max_orders: offer.max_orders_per_user,
+                max_quantity: offer.max_quantity_per_order,
+                hold: (offer.hold_s > 0).then(|| span(offer.hold_s)),
+                segments: offer.segments,
+                epoch: offer.epoch,
+                warm_time: offer.warm_time.map(TimeMs),
+            })
+            .collect(),
+    }
+}
+
+async fn write_audit(
+    transaction: &impl ConnectionTrait,
+    now: TimeMs,
+    entry: Audit<'_>,
+) -> Result<(), DbErr> {
+    let row = audit::ActiveModel {
+        id: NotSet,
+        at: Set(now.0),
+        actor: Set(entry.actor.chars().take(ACTOR_MAX_CHARS).collect()),
+        action: Set(entry.action.to_owned()),
+        activity_id: Set(Some(entry.activity_id.to_owned())),
+        sku_id: Set(None),
+        detail: Set(entry.detail.to_string()),
+    };
+    audit::Entity::insert(row).exec_without_returning(transaction).await.map(|_| ())
+}
+
+/// The last row of a page, and the filter that the token is good for.
+fn write_token(state: Option<ActivityState>, last: &activities::Model) -> String {
+    let filter = state.map_or("all", ActivityState::as_str);
+    let text = format!("{filter}:{}:{}", last.start_time, last.id);
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read_token(query: &ActivityListQuery) -> Option<(i64, String)> {
+    let token = query.page_token.as_bytes();
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let bytes = token
+        .chunks(2)
+        .map(|pair| match pair {
+            [high, low] => u8::try_from(digit(*high)? * 16 + digit(*low)?).ok(),
+            _ => None,
+        })
+        .collect::<Option<Vec<u8>>>()?;
+    let text = String::from_utf8(bytes).ok()?;
+    let (filter, rest) = text.split_once(':')?;
+    if filter != query.state.map_or("all", ActivityState::as_str) {
+        return None;
+    }
+    let (start_time, id) = rest.split_once(':')?;
+    Some((start_time.parse().ok()?, id.to_owned()))
 }

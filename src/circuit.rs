@@ -23,12 +23,7 @@ impl Circuit {
     /// A closed circuit in front of `store`.
     #[must_use]
     pub fn new(store: &'static str) -> Self {
-        Self {
-            store,
-            open: AtomicBool::new(false),
-            why: Mutex::default(),
-            tripped: Notify::new(),
-        }
+        Self { store, open: AtomicBool::new(false), why: Mutex::default(), tripped: Notify::new() }
     }
 
     /// Whether calls are to be refused.
@@ -54,9 +49,6 @@ impl Circuit {
 
     /// What the store answered last when it failed.
     pub fn why(&self) -> String {
-        self.why
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

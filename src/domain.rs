@@ -37,10 +37,7 @@ pub enum IdError {
 
 fn check_name(text: &str) -> Result<(), IdError> {
     if text.is_empty() || text.len() > MAX_NAME_LEN {
-        return Err(IdError::NameLength {
-            max: MAX_NAME_LEN,
-            len: text.len(),
-        });
+        return Err(IdError::NameLength { max: MAX_NAME_LEN, len: text.len() });
     }
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     match text.bytes().position(|b| !allowed(b)) {
@@ -51,10 +48,7 @@ fn check_name(text: &str) -> Result<(), IdError> {
 
 fn check_token(text: &str) -> Result<(), IdError> {
     if text.is_empty() || text.len() > MAX_TOKEN_LEN {
-        return Err(IdError::TokenLength {
-            max: MAX_TOKEN_LEN,
-            len: text.len(),
-        });
+        return Err(IdError::TokenLength { max: MAX_TOKEN_LEN, len: text.len() });
     }
     match text.bytes().position(|b| !b.is_ascii_graphic()) {
         Some(at) => Err(IdError::TokenCharacter { at }),
@@ -191,28 +185,21 @@ impl TimeMs {
     /// This machine's clock.
     #[must_use]
     pub fn now() -> Self {
-        let since = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
     }
 
     /// This time, later by `span`.
     #[must_use]
     pub fn plus(self, span: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_add(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
     }
 
     /// This time, earlier by `span`.
     #[must_use]
     pub fn minus(self, span: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX)))
     }
 
     /// How long after `earlier` this is; zero when it is not.
@@ -376,11 +363,7 @@ pub struct ConfirmRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservationQuery {
     ById(ReservationId),
-    ByRequest {
-        offer: OfferKey,
-        buyer: BuyerId,
-        request_id: RequestId,
-    },
+    ByRequest { offer: OfferKey, buyer: BuyerId, request_id: RequestId },
 }
 
 /// Why SQL refused a reservation that the engine had taken.

@@ -66,9 +66,10 @@ pub trait Engine: Send + Sync + fmt::Debug {
 
     /// Runs one script, start to finish, with nothing in between.
     ///
-    /// A reply `{'frozen', 'server', …}` means that the keys were written under another server
-    /// identity; an engine reads its identity again and repeats the call once before it hands
-    /// that reply on, since only then is it a fact about the data and not about the connection.
+    /// A reply `{'frozen' or 'retry', epoch, revision, 'server'}` means that the keys were written
+    /// under another server identity; an engine reads its identity again and, if it is another
+    /// one by now, repeats the call once before it hands that reply on: only then is it a fact
+    /// about the data and not about the connection.
     ///
     /// # Errors
     /// [`EngineError`] says whether the script may have run. A call is never sent twice unless

@@ -26,11 +26,7 @@ pub enum Error {
     #[error("the request has {} invalid field(s): {}", .0.len(), first_violations(.0))]
     InvalidField(Vec<Violation>),
     #[error("request_id was used before with another {field}: then {before}, now {now}")]
-    RequestIdConflict {
-        field: &'static str,
-        before: String,
-        now: String,
-    },
+    RequestIdConflict { field: &'static str, before: String, now: String },
     #[error("there is no activity {0}")]
     UnknownActivity(String),
     #[error("activity {activity_id} has no offer {sku_id}")]
@@ -42,11 +38,7 @@ pub enum Error {
 
     // Somebody must change the world first.
     #[error("activity {activity_id} is {}: {needed}", .current.as_str())]
-    WrongActivityState {
-        activity_id: String,
-        current: ActivityState,
-        needed: &'static str,
-    },
+    WrongActivityState { activity_id: String, current: ActivityState, needed: &'static str },
     #[error("offer {offer} does not match what the engine holds: {detail}")]
     WarmupMismatch { offer: OfferKey, detail: String },
 
@@ -144,9 +136,5 @@ fn first_violations(violations: &[Violation]) -> String {
         .collect();
     let rest = violations.len().saturating_sub(SHOWN);
     let shown = shown.join("; ");
-    if rest == 0 {
-        shown
-    } else {
-        format!("{shown}; and {rest} more")
-    }
+    if rest == 0 { shown } else { format!("{shown}; and {rest} more") }
 }

@@ -1,7 +1,10 @@
 //! Seckill.
 pub mod activities;
+pub mod admission;
 pub mod api;
 pub mod circuit;
+pub mod cli;
+pub mod config;
 pub mod database;
 pub mod domain;
 pub mod engine;
@@ -9,5 +12,10 @@ pub mod entity;
 pub mod error;
 mod failpoints;
 pub mod offer;
+pub mod orders;
+pub mod outbox;
+pub mod recovery;
 pub mod reservations;
+pub mod server;
 pub mod stock_feed;
+pub mod telemetry;

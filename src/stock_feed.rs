@@ -1,24 +1,446 @@
-//! Stand-in until the branch with the real one is merged.
-use std::sync::Arc;
+//! Live stock: samples the offers that somebody watches; the newest value wins.
+//!
+//! One hub per watched activity reads its offers and publishes a board; every watcher takes the
+//! newest board when it is ready for more, so a slow one skips values and costs no memory.
+//!
+//! **Promises:** a snapshot of every offer first; then changes, whose (epoch, revision) never goes
+//! back; never an impossible value; the last value before silence is the true one; a heartbeat;
+//! the last state when the activity settles.
 
-use futures_util::{Stream, stream};
-
-use crate::{
-    domain::{StockUpdate, WatchRequest},
-    error::Error,
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-#[derive(Debug, Default)]
-pub struct StockFeed;
+use futures_util::{Stream, StreamExt, stream};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admission::catalog::{Activity, Catalog},
+    circuit::Circuit,
+    domain::{ActivityId, ActivityState, SkuId, StockUpdate, TimeMs, WatchRequest},
+    engine::{
+        EngineError,
+        scripts::{Refusal, Stamp},
+    },
+    error::Error,
+    offer::Offer,
+    recovery::Recovery,
+};
+
+/// Offers read at the same time.
+const AT_ONCE: usize = 64;
+/// How long a new watcher waits for the first figures of its offers.
+const FIRST_FIGURES: Duration = Duration::from_secs(5);
+/// The most of its time that a hub spends reading: a pass is followed by this many times its
+/// own length of rest.
+const REST: u32 = 2;
+
+/// How the feed works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FeedOptions {
+    /// The least time between two looks at an offer.
+    pub sample: Duration,
+    /// The longest silence on a stream.
+    pub heartbeat: Duration,
+}
+
+/// Feeds everybody who watches stock.
+#[derive(Debug)]
+pub struct StockFeed {
+    catalog: Arc<Catalog>,
+    recovery: Arc<Recovery>,
+    engine_circuit: Arc<Circuit>,
+    options: FeedOptions,
+    hubs: Mutex<HashMap<ActivityId, Arc<Hub>>>,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+/// The newest figures of an activity, and who wants which.
+#[derive(Debug)]
+struct Hub {
+    id: ActivityId,
+    board: watch::Sender<Arc<Board>>,
+    /// How many watchers each offer has.
+    wanted: Mutex<HashMap<SkuId, usize>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Board {
+    state: Option<ActivityState>,
+    figures: HashMap<SkuId, Figures>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Figures {
+    total: u64,
+    remaining: u64,
+    stamp: Stamp,
+    observe_time: TimeMs,
+}
 
 impl StockFeed {
+    /// A feed whose hubs run in `tasks` and end on `shutdown`.
+    #[must_use]
+    pub fn new(
+        catalog: Arc<Catalog>,
+        recovery: Arc<Recovery>,
+        engine_circuit: Arc<Circuit>,
+        options: FeedOptions,
+        tasks: TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { catalog, recovery, engine_circuit, options, hubs: Mutex::default(), tasks, shutdown }
+    }
+
+    /// Watches offers of one activity, all of them when none is named.
+    ///
+    /// # Errors
+    /// `UnknownActivity`, `UnknownOffer`; or the first figures can't be had.
     pub async fn watch(
         self: &Arc<Self>,
-        _: WatchRequest,
+        request: WatchRequest,
     ) -> Result<impl Stream<Item = Result<StockUpdate, Error>> + Send + 'static, Error> {
-        if false {
-            return Ok(stream::empty());
-        }
-        Err(Error::Unimplemented("WatchStock"))
+        let activity = self.catalog.activity(&request.activity_id).await?;
+        let sku_ids: Vec<SkuId> = if request.sku_ids.is_empty() {
+            activity.offers.keys().cloned().collect()
+        } else {
+            for sku_id in &request.sku_ids {
+                activity.offer(sku_id)?;
+            }
+            request.sku_ids.clone()
+        };
+        let (hub, mut boards) = self.join(&activity, &sku_ids);
+        let interest = Interest { hub, sku_ids: sku_ids.clone() };
+        self.first_figures(&activity, &mut boards, &sku_ids).await?;
+        let watcher = Watcher {
+            activity_id: activity.id.clone(),
+            boards,
+            pending: sku_ids.iter().cloned().collect(),
+            sent: HashMap::with_capacity(sku_ids.len()),
+            sku_ids,
+            min_interval: request.min_interval,
+            heartbeat: self.options.heartbeat,
+            last_message: Instant::now(),
+            heartbeat_turn: 0,
+            over: false,
+            _interest: interest,
+        };
+        Ok(stream::unfold(watcher, |mut watcher| async move {
+            let update = watcher.next().await?;
+            Some((Ok(update), watcher))
+        }))
     }
+
+    async fn first_figures(
+        &self,
+        activity: &Activity,
+        boards: &mut watch::Receiver<Arc<Board>>,
+        sku_ids: &[SkuId],
+    ) -> Result<(), Error> {
+        let all_there = boards
+            .wait_for(|board| sku_ids.iter().all(|sku_id| board.figures.contains_key(sku_id)));
+        if let Ok(Ok(_)) = tokio::time::timeout(FIRST_FIGURES, all_there).await {
+            return Ok(());
+        }
+        if self.engine_circuit.is_open() {
+            return Err(Error::EngineUnavailable);
+        }
+        let missing = {
+            let board = boards.borrow();
+            sku_ids.iter().find(|sku_id| !board.figures.contains_key(*sku_id)).cloned()
+        };
+        match missing {
+            Some(sku_id) => Err(Error::OfferFrozen(activity.offer(&sku_id)?.key.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a watcher to the activity's hub, which is started when there is none.
+    fn join(
+        self: &Arc<Self>,
+        activity: &Activity,
+        sku_ids: &[SkuId],
+    ) -> (Arc<Hub>, watch::Receiver<Arc<Board>>) {
+        let mut hubs = locked(&self.hubs);
+        let hub = hubs.entry(activity.id.clone()).or_insert_with(|| {
+            let hub = Arc::new(Hub {
+                id: activity.id.clone(),
+                board: watch::Sender::default(),
+                wanted: Mutex::default(),
+            });
+            self.tasks.spawn(self.clone().run(hub.clone()));
+            hub
+        });
+        let mut wanted = locked(&hub.wanted);
+        for sku_id in sku_ids {
+            *wanted.entry(sku_id.clone()).or_default() += 1;
+        }
+        drop(wanted);
+        (hub.clone(), hub.board.subscribe())
+    }
+
+    /// Samples until nobody watches any more.
+    async fn run(self: Arc<Self>, hub: Arc<Hub>) {
+        while !self.shutdown.is_cancelled() {
+            let started = Instant::now();
+            let settled = self.sample(&hub).await;
+            let rest = self.options.sample.max(started.elapsed() * REST);
+            tokio::select! {
+                () = tokio::time::sleep(rest) => {}
+                () = self.shutdown.cancelled() => {}
+            }
+            let mut hubs = locked(&self.hubs);
+            if settled || hub.board.receiver_count() == 0 {
+                hubs.remove(&hub.id);
+                return;
+            }
+        }
+    }
+
+    /// Reads the wanted offers once and publishes what changed; answers whether that was the end.
+    async fn sample(&self, hub: &Hub) -> bool {
+        // Keeps the last known state while the database is away.
+        let Ok(activity) = self.catalog.activity(&hub.id).await else {
+            return false;
+        };
+        let wanted: Vec<SkuId> = locked(&hub.wanted).keys().cloned().collect();
+        let offers = wanted.iter().filter_map(|sku_id| activity.offers.get(sku_id).cloned());
+        let found: Vec<(SkuId, Figures)> = stream::iter(offers.collect::<Vec<_>>())
+            .map(|offer| async move {
+                let figures = self.figures(&offer).await?;
+                Some((offer.key.sku_id.clone(), figures))
+            })
+            .buffer_unordered(AT_ONCE)
+            .filter_map(|found| async move { found })
+            .collect()
+            .await;
+        hub.board.send_if_modified(|board| publish(board, activity.state, found));
+        activity.state == ActivityState::Settled
+    }
+
+    /// The offer's figures, unless they are in doubt.
+    async fn figures(&self, offer: &Arc<Offer>) -> Option<Figures> {
+        if !offer.is_warm() {
+            let stamp = Stamp { epoch: offer.segment.epoch(), revision: 0 };
+            let observe_time = TimeMs::now();
+            return Some(Figures {
+                total: offer.total,
+                remaining: offer.total,
+                stamp,
+                observe_time,
+            });
+        }
+        if self.engine_circuit.is_open() {
+            return None;
+        }
+        let before = offer.segment.seen();
+        match offer.segment.scripts.levels().await {
+            Ok(Ok(levels)) => {
+                if offer.segment.observe(before, levels.stamp).is_err() {
+                    self.recovery.freeze_and_rebuild(offer, levels.stamp.epoch, "went_back");
+                    return None;
+                }
+                Some(Figures {
+                    total: levels.total,
+                    remaining: levels.stock,
+                    stamp: levels.stamp,
+                    observe_time: TimeMs::now(),
+                })
+            }
+            Ok(Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => {
+                self.recovery.rebuild(offer);
+                None
+            }
+            Err(EngineError::Script(text)) => {
+                tracing::warn!(offer = %offer.key, text, "the figures can't be read");
+                None
+            }
+            Err(EngineError::NotRun(why) | EngineError::Unknown(why)) => {
+                self.engine_circuit.trip(&why);
+                None
+            }
+        }
+    }
+}
+
+/// Puts newer figures on the board; answers whether anything is new.
+fn publish(board: &mut Arc<Board>, state: ActivityState, found: Vec<(SkuId, Figures)>) -> bool {
+    let is_new = |(sku_id, figures): &(SkuId, Figures)| {
+        board.figures.get(sku_id).is_none_or(|known| figures.stamp > known.stamp)
+    };
+    let news: Vec<(SkuId, Figures)> = found.into_iter().filter(is_new).collect();
+    if news.is_empty() && board.state == Some(state) {
+        return false;
+    }
+    let board = Arc::make_mut(board);
+    board.state = Some(state);
+    board.figures.extend(news);
+    true
+}
+
+/// Counts a watcher in for as long as it lives.
+#[derive(Debug)]
+struct Interest {
+    hub: Arc<Hub>,
+    sku_ids: Vec<SkuId>,
+}
+
+impl Drop for Interest {
+    fn drop(&mut self) {
+        let mut wanted = locked(&self.hub.wanted);
+        for sku_id in &self.sku_ids {
+            if let Some(count) = wanted.get_mut(sku_id) {
+                *count -= 1;
+                if *count == 0 {
+                    wanted.remove(sku_id);
+                }
+            }
+        }
+    }
+}
+
+/// One stream: what it has sent, and what it has to send from the newest board.
+#[derive(Debug)]
+struct Watcher {
+    activity_id: ActivityId,
+    boards: watch::Receiver<Arc<Board>>,
+    sku_ids: Vec<SkuId>,
+    /// Offers whose newest value was not sent when the board was last looked through.
+    pending: VecDeque<SkuId>,
+    sent: HashMap<SkuId, Sent>,
+    min_interval: Duration,
+    heartbeat: Duration,
+    last_message: Instant,
+    heartbeat_turn: usize,
+    /// The last state was sent; nothing follows.
+    over: bool,
+    _interest: Interest,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    stamp: Stamp,
+    state: ActivityState,
+    at: Instant,
+}
+
+impl Watcher {
+    /// The next message; `None` when the activity is settled and everything was said.
+    async fn next(&mut self) -> Option<StockUpdate> {
+        loop {
+            if let Some(update) = self.next_pending() {
+                return Some(update);
+            }
+            if self.over {
+                return None;
+            }
+            let heartbeat_due = self.last_message + self.heartbeat;
+            let paused_until =
+                self.look_through().map_or(heartbeat_due, |at| at.min(heartbeat_due));
+            if !self.pending.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                changed = self.boards.changed() => if changed.is_err() {
+                    // The hub is gone: the activity is settled, or the server stops.
+                    self.look_through();
+                    self.over = true;
+                },
+                () = tokio::time::sleep_until(paused_until) => {
+                    if Instant::now() >= heartbeat_due {
+                        return self.heartbeat();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Collects what differs from what was sent. Answers when an offer that changed may be sent
+    /// again, if one has to wait for that.
+    fn look_through(&mut self) -> Option<Instant> {
+        let board = self.boards.borrow_and_update().clone();
+        let state = board.state?;
+        let now = Instant::now();
+        let mut paused_until: Option<Instant> = None;
+        for sku_id in &self.sku_ids {
+            let Some(figures) = board.figures.get(sku_id) else {
+                continue;
+            };
+            let Some(sent) = self.sent.get(sku_id) else {
+                self.pending.push_back(sku_id.clone());
+                continue;
+            };
+            if figures.stamp == sent.stamp && state == sent.state {
+                continue;
+            }
+            let free_at = sent.at + self.min_interval;
+            if free_at <= now || state == ActivityState::Settled {
+                self.pending.push_back(sku_id.clone());
+            } else {
+                paused_until = Some(paused_until.map_or(free_at, |at| at.min(free_at)));
+            }
+        }
+        if state == ActivityState::Settled {
+            self.over = true;
+        }
+        paused_until
+    }
+
+    /// The newest value of the next offer that has one to send.
+    fn next_pending(&mut self) -> Option<StockUpdate> {
+        while let Some(sku_id) = self.pending.pop_front() {
+            let board = self.boards.borrow().clone();
+            let (Some(state), Some(figures)) = (board.state, board.figures.get(&sku_id)) else {
+                continue;
+            };
+            let now = Instant::now();
+            let sent = Sent { stamp: figures.stamp, state, at: now };
+            let snapshot = self.sent.insert(sku_id.clone(), sent).is_none();
+            self.last_message = now;
+            return Some(self.update(sku_id, *figures, state, snapshot, false));
+        }
+        None
+    }
+
+    /// Repeats the newest figures of one offer, each in its turn.
+    fn heartbeat(&mut self) -> Option<StockUpdate> {
+        let board = self.boards.borrow().clone();
+        self.heartbeat_turn += 1;
+        self.last_message = Instant::now();
+        let sku_id = self.sku_ids.get(self.heartbeat_turn % self.sku_ids.len().max(1))?.clone();
+        let figures = *board.figures.get(&sku_id)?;
+        Some(self.update(sku_id, figures, board.state?, false, true))
+    }
+
+    fn update(
+        &self,
+        sku_id: SkuId,
+        figures: Figures,
+        state: ActivityState,
+        snapshot: bool,
+        heartbeat: bool,
+    ) -> StockUpdate {
+        StockUpdate {
+            activity_id: self.activity_id.clone(),
+            sku_id,
+            total: figures.total,
+            remaining: figures.remaining,
+            reserved: figures.total.saturating_sub(figures.remaining),
+            state,
+            epoch: figures.stamp.epoch,
+            revision: figures.stamp.revision,
+            snapshot,
+            heartbeat,
+            observe_time: figures.observe_time,
+        }
+    }
+}
+
+/// A poisoned lock is taken all the same: what it guards is whole between two statements.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,12 +19,14 @@ use super::{
     EngineError,
     scripts::{Answer, Refusal, SegmentScripts, Stamp, Take, Taken},
 };
-use crate::domain::TimeMs;
+use crate::domain::{BuyerId, OrderNo, TimeMs};
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
 const BATCH: usize = 64;
 /// The most members that one call may ask about; Lua's `unpack` ends at 8,000.
 const MEMBERS: usize = 4_096;
+/// The most acknowledgements in one call.
+const ACKNOWLEDGEMENTS: usize = 256;
 /// Calls in flight per segment; the connection keeps their order.
 const WORKERS: usize = 2;
 /// The most requests that wait for a worker; more are refused at once.
@@ -41,19 +43,12 @@ impl Caller {
     /// A caller who is there as long as `connection` is held, and until `deadline`.
     #[must_use]
     pub fn new(connection: &Arc<()>, deadline: Option<Instant>) -> Self {
-        Self {
-            connection: Some(Arc::downgrade(connection)),
-            deadline,
-        }
+        Self { connection: Some(Arc::downgrade(connection)), deadline }
     }
 
     fn has_left(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(|held| held.strong_count() == 0)
-            || self
-                .deadline
-                .is_some_and(|deadline| deadline <= Instant::now())
+        self.connection.as_ref().is_some_and(|held| held.strong_count() == 0)
+            || self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 }
 
@@ -94,7 +89,23 @@ pub struct Segment {
     /// The newest state that this process has seen.
     seen: Mutex<Stamp>,
     queue: Mutex<Queue>,
+    acknowledgements: Mutex<Acknowledgements>,
     tasks: TaskTracker,
+}
+
+/// A reservation that SQL holds.
+#[derive(Debug)]
+struct Acknowledgement {
+    buyer: BuyerId,
+    slot: u32,
+    order_no: OrderNo,
+    expire_time: Option<TimeMs>,
+}
+
+#[derive(Debug, Default)]
+struct Acknowledgements {
+    waiting: Vec<Acknowledgement>,
+    at_work: bool,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +131,7 @@ impl Segment {
             epoch: AtomicU64::new(epoch),
             seen: Mutex::default(),
             queue: Mutex::default(),
+            acknowledgements: Mutex::default(),
             tasks,
         }
     }
@@ -146,10 +158,7 @@ impl Segment {
     /// [`TakeError::WentBack`] when the engine has lost writes.
     pub fn observe(&self, before: Stamp, found: Stamp) -> Result<(), TakeError> {
         if found < before {
-            return Err(TakeError::WentBack {
-                seen: before,
-                found,
-            });
+            return Err(TakeError::WentBack { seen: before, found });
         }
         let mut seen = locked(&self.seen);
         *seen = found.max(*seen);
@@ -171,21 +180,52 @@ impl Segment {
             if queue.waiting.len() >= QUEUE {
                 return Err(TakeError::Overloaded);
             }
-            queue.waiting.push_back(Waiting {
-                take,
-                caller,
-                reply,
-            });
+            queue.waiting.push_back(Waiting { take, caller, reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
         }
         answer.await.unwrap_or_else(|_| {
-            Err(TakeError::Engine(EngineError::Unknown(
-                "the worker of this segment died".into(),
-            )))
+            Err(TakeError::Engine(EngineError::Unknown("the worker of this segment died".into())))
         })
+    }
+
+    /// Tells the engine, in the background and together with others, that SQL holds this
+    /// reservation. What gets lost here is found again by the sweeper.
+    pub fn acknowledge(
+        self: &Arc<Self>,
+        buyer: BuyerId,
+        slot: u32,
+        order_no: OrderNo,
+        expire_time: Option<TimeMs>,
+    ) {
+        let mut queue = locked(&self.acknowledgements);
+        queue.waiting.push(Acknowledgement { buyer, slot, order_no, expire_time });
+        if !queue.at_work {
+            queue.at_work = true;
+            self.tasks.spawn(self.clone().acknowledge_all());
+        }
+    }
+
+    async fn acknowledge_all(self: Arc<Self>) {
+        loop {
+            let batch: Vec<Acknowledgement> = {
+                let mut queue = locked(&self.acknowledgements);
+                if queue.waiting.is_empty() {
+                    queue.at_work = false;
+                    return;
+                }
+                let most = ACKNOWLEDGEMENTS.min(queue.waiting.len());
+                queue.waiting.drain(..most).collect()
+            };
+            let written = batch.iter().map(|a| (&a.buyer, a.slot, &a.order_no, a.expire_time));
+            match self.scripts.acknowledge(self.epoch(), written).await {
+                Ok(Ok(())) => {}
+                Ok(Err(refusal)) => tracing::debug!(?refusal, "acknowledgements were refused"),
+                Err(error) => tracing::debug!(%error, "acknowledgements were lost"),
+            }
+        }
     }
 
     async fn work(self: Arc<Self>) {
@@ -237,12 +277,7 @@ impl Segment {
                         for (waiting, taken) in batch.into_iter().zip(reserved.answers) {
                             let (stamp, stock) = (reserved.stamp, reserved.stock);
                             // The task that waits may have been aborted with the runtime.
-                            let _ = waiting.reply.send(Ok(TakeReply {
-                                taken,
-                                stamp,
-                                stock,
-                                time,
-                            }));
+                            let _ = waiting.reply.send(Ok(TakeReply { taken, stamp, stock, time }));
                         }
                         return;
                     }

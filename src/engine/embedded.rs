@@ -1,1 +1,282 @@
-//! Placeholder.
+//! The engine inside this process: the scripts of `lua/`, run by a Lua VM on keys in memory.
+//!
+//! It needs no server, and forgets everything when the process ends: its start is a rebuild from
+//! SQL. It has exactly the Redis commands that our scripts use.
+//!
+//! **Invariant:** one lock is held from a script's first instruction to its last, so scripts are
+//! atomic; nothing awaits under it. An evaluation takes some microseconds and runs on the
+//! caller's thread.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures_util::future::BoxFuture;
+use uuid::Uuid;
+
+use self::{keyspace::Keyspace, lua::Vm};
+use super::{Call, Engine, EngineError, Value};
+use crate::domain::TimeMs;
+
+mod keyspace;
+mod lua;
+
+pub use self::keyspace::{Dumped, DumpedContent};
+
+/// Runs the scripts in this process, on keys in its memory.
+pub struct EmbeddedEngine {
+    /// Names this engine to the scripts; another instance never has the same.
+    server: String,
+    vm: Mutex<Vm>,
+    /// Locked only while `vm` is.
+    keys: Arc<Mutex<Keyspace>>,
+}
+
+impl fmt::Debug for EmbeddedEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedEngine").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+impl Default for EmbeddedEngine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl EmbeddedEngine {
+    /// An empty engine with an identity of its own.
+    ///
+    /// # Panics
+    /// When there is no memory for a Lua VM.
+    #[must_use]
+    pub fn new() -> Self {
+        let keys = Arc::default();
+        let vm = Vm::new(&keys).expect("the prelude is part of this binary and compiles");
+        Self { server: Uuid::now_v7().to_string(), vm: Mutex::new(vm), keys }
+    }
+
+    /// Everything the engine holds, for tests to compare.
+    #[must_use]
+    pub fn dump(&self) -> BTreeMap<String, Dumped> {
+        let _vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.start(TimeMs::now().0);
+        keys.dump()
+    }
+
+    fn run(&self, call: &Call) -> Result<Value, EngineError> {
+        let Ok(mut vm) = self.vm.lock() else {
+            // What that script left behind is anyone's guess.
+            return Err(EngineError::NotRun("an earlier script panicked; restart".to_owned()));
+        };
+        self.lock_keys().start(TimeMs::now().0);
+        let reply = vm.run(call.script, &call.keys, &self.server, &call.args);
+        let trash = self.lock_keys().take_trash();
+        drop(vm);
+        drop(trash);
+        reply.map_err(EngineError::Script)
+    }
+
+    fn lock_keys(&self) -> std::sync::MutexGuard<'_, Keyspace> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine for EmbeddedEngine {
+    fn kind(&self) -> &'static str {
+        "embedded"
+    }
+
+    fn eval(&self, call: Call) -> BoxFuture<'_, Result<Value, EngineError>> {
+        Box::pin(async move { self.run(&call) })
+    }
+
+    fn probe(&self) -> BoxFuture<'_, Result<(), EngineError>> {
+        let poisoned = self.vm.is_poisoned();
+        Box::pin(async move {
+            match poisoned {
+                false => Ok(()),
+                true => Err(EngineError::NotRun("an earlier script panicked; restart".to_owned())),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+    use std::time::{Duration, Instant};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::engine::{Script, scripts};
+
+    fn call(script: Script, args: &[&str]) -> Call {
+        let keys = ["stock", "buyers", "reservations", "released", "unacked", "meta", "transfers"];
+        Call {
+            script,
+            keys: keys.iter().map(|key| format!("sk:{{a:b:0}}:{key}")).collect(),
+            args: args.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
+        }
+    }
+
+    fn eval(engine: &EmbeddedEngine, script: Script, args: &[&str]) -> Result<Value, EngineError> {
+        engine.eval(call(script, args)).now_or_never().expect("it never waits")
+    }
+
+    fn run(source: &'static str) -> Result<Value, EngineError> {
+        eval(&EmbeddedEngine::new(), Script { name: "test", source }, &[])
+    }
+
+    fn refusal(source: &'static str) -> String {
+        match run(source) {
+            Err(EngineError::Script(text)) => text,
+            other => panic!("{source}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_reservation_is_taken_found_and_given_back() {
+        let engine = EmbeddedEngine::new();
+        let word = |text: &str| Value::Bulk(text.as_bytes().to_vec());
+        let written = eval(&engine, scripts::WARMUP, &["1", "5", "5", "4102444800000"]);
+        assert_eq!(written, Ok(Value::Array(vec![word("written"), word("1")])));
+        let request = ["1", "1", "1000", "ann", "r1", "2", "o1"];
+        let taken = vec![
+            word("ok"),
+            word("1"),
+            Value::Int(2),
+            Value::Int(3),
+            Value::Array(vec![word("taken"), Value::Int(1)]),
+        ];
+        assert_eq!(eval(&engine, scripts::RESERVE, &request), Ok(Value::Array(taken)));
+        let released = vec![word("released"), word("1"), Value::Int(3), Value::Int(5)];
+        let release = eval(&engine, scripts::RELEASE, &["1", "r1", "ann", "1"]);
+        assert_eq!(release, Ok(Value::Array(released)));
+    }
+
+    #[test]
+    fn two_engines_never_have_the_same_identity() {
+        let identity = Script { name: "identity", source: "return ARGV[1]" };
+        let ask = || eval(&EmbeddedEngine::new(), identity, &[]).unwrap();
+        assert_ne!(ask(), ask());
+    }
+
+    #[test]
+    fn a_command_that_our_scripts_do_not_use_is_refused_by_name() {
+        for (source, name) in [
+            ("return redis.call('FLUSHALL')", "FLUSHALL"),
+            ("return redis.call('expire', KEYS[1], 5)", "expire"),
+            ("return redis.call('a-command-with-quite-a-long-name')", "quite-a-long-name"),
+            ("return redis.call('SET', KEYS[1], 1, 'NX')", "SET with 'NX'"),
+            ("return redis.call('ZADD', KEYS[1], 'GT', 1, 'm')", "ZADD with 'GT'"),
+            ("return redis.call('PEXPIREAT', KEYS[1], 1, 'XX')", "PEXPIREAT with 'XX'"),
+            ("return redis.call('ZRANGEBYSCORE', KEYS[1], 0, 1, 'WITHSCORES')", "WITHSCORES"),
+        ] {
+            let text = refusal(source);
+            assert!(text.contains("the embedded engine does not have"), "{text}");
+            assert!(text.contains(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_script_reaches_nothing_but_its_keys() {
+        for name in [
+            "io",
+            "os",
+            "load",
+            "loadstring",
+            "loadfile",
+            "dofile",
+            "require",
+            "package",
+            "debug",
+            "print",
+            "collectgarbage",
+            "coroutine",
+            "getfenv",
+            "setfenv",
+            "getmetatable",
+            "setmetatable",
+            "rawset",
+            "pcall",
+            "_G",
+        ] {
+            // Leaked, as a script lives as long as the program.
+            let source: &'static str = format!("return {name}").leak();
+            assert!(refusal(source).contains("nonexistent global"), "{name}");
+        }
+        assert!(refusal("return math.random()").contains("attempt to call"));
+        assert!(refusal("return ('x'):dump()").contains("attempt to call"));
+    }
+
+    #[test]
+    fn a_script_leaves_nothing_behind() {
+        for source in [
+            "leak = 1",
+            "redis = nil",
+            "redis.call = nil",
+            "string.format = nil",
+            "table.leak = 1",
+            "math.pi = 3",
+        ] {
+            assert!(refusal(source).contains("Attempt to modify a readonly table"), "{source}");
+        }
+    }
+
+    #[test]
+    fn a_script_that_never_ends_is_stopped() {
+        let engine = EmbeddedEngine::new();
+        let before = Instant::now();
+        let stuck = Script { name: "stuck", source: "while true do end" };
+        let stopped = eval(&engine, stuck, &[]).unwrap_err().to_string();
+        assert!(stopped.contains("ran for too long"), "{stopped}");
+        assert!(before.elapsed() < Duration::from_secs(20));
+        assert!(eval(&engine, scripts::PING, &[]).is_ok(), "the next one runs");
+    }
+
+    #[test]
+    fn the_longest_of_our_scripts_is_not_stopped() {
+        let engine = EmbeddedEngine::new();
+        eval(&engine, scripts::REBUILD_BEGIN, &["1", "1000", "4102444800000"]).unwrap();
+        let mut chunk = vec!["1".to_owned(), "1".to_owned(), "1000".to_owned()];
+        for n in 0..1000 {
+            chunk.extend([format!("buyer-{n}"), format!("r-{n} 1 o-{n} 1000 0")]);
+        }
+        chunk.extend((0..1000).map(|n| format!("gone-{n}")));
+        let chunk: Vec<_> = chunk.iter().map(String::as_str).collect();
+        let loaded = eval(&engine, scripts::REBUILD_LOAD, &chunk).unwrap();
+        let word = |text: &str| Value::Bulk(text.as_bytes().to_vec());
+        assert_eq!(loaded, Value::Array(vec![word("loaded"), word("1")]));
+        let dump = engine.dump();
+        let DumpedContent::Set(marks) = &dump["sk:{a:b:0}:released"].content else { panic!() };
+        assert_eq!(marks.len(), 1000);
+    }
+
+    #[test]
+    fn a_key_is_gone_when_its_time_is_over() {
+        let engine = EmbeddedEngine::new();
+        let soon = (TimeMs::now().0 + 30).to_string();
+        eval(&engine, scripts::WARMUP, &["1", "5", "5", &soon]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !engine.dump().is_empty() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        let levels = eval(&engine, scripts::LEVELS, &[]).unwrap();
+        let Value::Array(levels) = levels else { panic!("{levels:?}") };
+        assert_eq!(levels[0], Value::Bulk(b"not_warmed".to_vec()));
+    }
+
+    #[test]
+    fn a_whole_number_above_2_to_the_53_is_what_redis_makes_of_it() {
+        let source = "redis.call('SET', KEYS[1], '9007199254740993') \
+                      return redis.call('INCRBY', KEYS[1], 0)";
+        assert_eq!(run(source), Ok(Value::Int(9_007_199_254_740_992)));
+    }
+}

@@ -8,27 +8,14 @@ use std::sync::Arc;
 use crate::domain::{ActivityId, OfferKey, SkuId};
 
 /// What each script gets as KEYS, in this order.
-pub const SEGMENT_KEYS: [&str; 7] = [
-    "stock",
-    "buyers",
-    "reservations",
-    "released",
-    "unacked",
-    "meta",
-    "transfers",
-];
+pub const SEGMENT_KEYS: [&str; 7] =
+    ["stock", "buyers", "reservations", "released", "unacked", "meta", "transfers"];
 
 /// The keys of one segment, in the order of [`SEGMENT_KEYS`].
 #[must_use]
 pub fn segment(offer: &OfferKey, segment: u32) -> Arc<[String]> {
-    let OfferKey {
-        activity_id,
-        sku_id,
-    } = offer;
-    SEGMENT_KEYS
-        .iter()
-        .map(|part| name(activity_id, sku_id, segment, part))
-        .collect()
+    let OfferKey { activity_id, sku_id } = offer;
+    SEGMENT_KEYS.iter().map(|part| name(activity_id, sku_id, segment, part)).collect()
 }
 
 fn name(activity_id: &ActivityId, sku_id: &SkuId, segment: u32, part: &str) -> String {

@@ -77,23 +77,12 @@ pub struct Record {
 /// What `reserve` answers to one request, in order of precedence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taken {
-    Replayed {
-        slot: u32,
-        record: Record,
-        unacked: bool,
-    },
+    Replayed { slot: u32, record: Record, unacked: bool },
     Released,
-    Duplicate {
-        slot: u32,
-        record: Record,
-    },
+    Duplicate { slot: u32, record: Record, unacked: bool },
     SoldOut,
-    Insufficient {
-        stock: u64,
-    },
-    Taken {
-        slot: u32,
-    },
+    Insufficient { stock: u64 },
+    Taken { slot: u32 },
 }
 
 /// The answers of one `reserve` call, in the order of its requests.
@@ -125,11 +114,7 @@ pub enum GivenBack {
 /// What `find` knows of a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    Held {
-        slot: u32,
-        record: Record,
-        unacked: bool,
-    },
+    Held { slot: u32, record: Record, unacked: bool },
     Released,
     NotReserved,
 }
@@ -157,11 +142,7 @@ pub struct Levels {
 pub enum WarmedUp {
     Written,
     Already,
-    Mismatch {
-        what: String,
-        found: String,
-        asked: String,
-    },
+    Mismatch { what: String, found: String, asked: String },
 }
 
 /// Whether a step of a rebuild was applied.
@@ -186,22 +167,11 @@ impl SegmentScripts {
     /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
     #[must_use]
     pub fn new(engine: Arc<dyn Engine>, keys: Arc<[String]>, max_orders: u32) -> Self {
-        Self {
-            engine,
-            keys,
-            max_orders,
-        }
+        Self { engine, keys, max_orders }
     }
 
     async fn eval(&self, script: Script, args: Vec<Vec<u8>>) -> Result<Reply, EngineError> {
-        let value = self
-            .engine
-            .eval(Call {
-                script,
-                keys: self.keys.clone(),
-                args,
-            })
-            .await?;
+        let value = self.engine.eval(Call { script, keys: self.keys.clone(), args }).await?;
         Reply::new(script, value)
     }
 
@@ -241,22 +211,15 @@ impl SegmentScripts {
                 "duplicate" => Taken::Duplicate {
                     slot: answer.number()?,
                     record: answer.record()?,
+                    unacked: answer.number::<u32>()? == 1,
                 },
                 "sold_out" => Taken::SoldOut,
-                "insufficient" => Taken::Insufficient {
-                    stock: answer.number()?,
-                },
-                "taken" => Taken::Taken {
-                    slot: answer.number()?,
-                },
+                "insufficient" => Taken::Insufficient { stock: answer.number()? },
+                "taken" => Taken::Taken { slot: answer.number()? },
                 other => return Err(answer.unexpected(other)),
             });
         }
-        Ok(Ok(Reserved {
-            stamp,
-            stock,
-            answers,
-        }))
+        Ok(Ok(Reserved { stamp, stock, answers }))
     }
 
     /// Gives one reservation back; SQL must hold its row as releasing, released or refused.
@@ -279,17 +242,9 @@ impl SegmentScripts {
         let status = reply.word()?;
         let stamp = reply.stamp()?;
         Ok(match status.as_str() {
-            "retry" => GivenBack::Retry {
-                reason: reply.word()?,
-            },
-            "not_reserved" => GivenBack::NotReserved {
-                stamp,
-                stock: reply.number()?,
-            },
-            "released" => GivenBack::Released {
-                stamp,
-                stock: reply.number()?,
-            },
+            "retry" => GivenBack::Retry { reason: reply.word()? },
+            "not_reserved" => GivenBack::NotReserved { stamp, stock: reply.number()? },
+            "released" => GivenBack::Released { stamp, stock: reply.number()? },
             other => return Err(reply.unexpected(other)),
         })
     }
@@ -322,9 +277,7 @@ impl SegmentScripts {
         before: TimeMs,
         limit: u32,
     ) -> Result<Answer<(u64, Vec<Unacked>)>, EngineError> {
-        let mut reply = self
-            .eval(UNACKED, vec![text(before.0), text(limit.min(500))])
-            .await?;
+        let mut reply = self.eval(UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -336,11 +289,7 @@ impl SegmentScripts {
             let (buyer, slot) = self
                 .split_member(&member)
                 .ok_or_else(|| reply.unexpected(&format!("member {member}")))?;
-            entries.push(Unacked {
-                buyer,
-                slot,
-                record,
-            });
+            entries.push(Unacked { buyer, slot, record });
         }
         Ok(Ok((stamp.epoch, entries)))
     }
@@ -354,11 +303,8 @@ impl SegmentScripts {
         reservation_id: &ReservationId,
         buyer: &BuyerId,
     ) -> Result<Answer<(Stamp, Found)>, EngineError> {
-        let args = vec![
-            bytes(reservation_id.as_str()),
-            bytes(buyer.as_str()),
-            text(self.max_orders),
-        ];
+        let args =
+            vec![bytes(reservation_id.as_str()), bytes(buyer.as_str()), text(self.max_orders)];
         let mut reply = self.eval(FIND, args).await?;
         if let Some(refusal) = reply.refusal()? {
             return Ok(Err(refusal));
@@ -402,9 +348,7 @@ impl SegmentScripts {
     /// # Errors
     /// See [`EngineError`]; a repeat is harmless.
     pub async fn freeze(&self, epoch: u64, reason: &str) -> Result<(), EngineError> {
-        self.eval(FREEZE, vec![text(epoch), bytes(reason)])
-            .await
-            .map(|_| ())
+        self.eval(FREEZE, vec![text(epoch), bytes(reason)]).await.map(|_| ())
     }
 
     /// Puts the segment on sale for the first time.
@@ -477,18 +421,12 @@ impl SegmentScripts {
         chunks: u64,
         stock: u64,
     ) -> Result<RebuildStep, EngineError> {
-        self.eval(REBUILD_END, vec![text(epoch), text(chunks), text(stock)])
-            .await?
-            .step("ended")
+        self.eval(REBUILD_END, vec![text(epoch), text(chunks), text(stock)]).await?.step("ended")
     }
 
     /// The member that stands for one slot of a buyer; as `member_of` in guard.lua.
     fn member(&self, buyer: &BuyerId, slot: u32) -> String {
-        if self.max_orders == 1 {
-            buyer.to_string()
-        } else {
-            format!("{buyer}#{slot}")
-        }
+        if self.max_orders == 1 { buyer.to_string() } else { format!("{buyer}#{slot}") }
     }
 
     fn split_member(&self, member: &str) -> Option<(BuyerId, u32)> {
@@ -502,19 +440,9 @@ impl SegmentScripts {
 
 impl std::fmt::Display for Record {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Record {
-            reservation_id,
-            quantity,
-            order_no,
-            reserve_time,
-            expire_time,
-        } = self;
+        let Record { reservation_id, quantity, order_no, reserve_time, expire_time } = self;
         let expire_time = expire_time.map_or(0, |time| time.0);
-        write!(
-            f,
-            "{reservation_id} {quantity} {order_no} {} {expire_time}",
-            reserve_time.0
-        )
+        write!(f, "{reservation_id} {quantity} {order_no} {} {expire_time}", reserve_time.0)
     }
 }
 
@@ -534,11 +462,7 @@ impl std::str::FromStr for Record {
                 time => Some(TimeMs(time.parse().map_err(|_| ())?)),
             },
         };
-        if words.next().is_some() {
-            Err(())
-        } else {
-            Ok(record)
-        }
+        if words.next().is_some() { Err(()) } else { Ok(record) }
     }
 }
 
@@ -559,10 +483,7 @@ struct Reply {
 impl Reply {
     fn new(script: Script, value: Value) -> Result<Self, EngineError> {
         match value {
-            Value::Array(values) => Ok(Self {
-                script,
-                values: values.into(),
-            }),
+            Value::Array(values) => Ok(Self { script, values: values.into() }),
             Value::Nil | Value::Int(_) | Value::Bulk(_) => Err(EngineError::Script(format!(
                 "{}.lua replied {value:?} where an array belongs",
                 script.name
@@ -571,10 +492,7 @@ impl Reply {
     }
 
     fn unexpected(&self, what: &str) -> EngineError {
-        EngineError::Script(format!(
-            "{}.lua replied an unexpected {what}",
-            self.script.name
-        ))
+        EngineError::Script(format!("{}.lua replied an unexpected {what}", self.script.name))
     }
 
     fn is_empty(&self) -> bool {
@@ -595,14 +513,12 @@ impl Reply {
 
     fn number<T: std::str::FromStr>(&mut self) -> Result<T, EngineError> {
         let word = self.word()?;
-        word.parse()
-            .map_err(|_| self.unexpected(&format!("number {word}")))
+        word.parse().map_err(|_| self.unexpected(&format!("number {word}")))
     }
 
     fn record(&mut self) -> Result<Record, EngineError> {
         let word = self.word()?;
-        word.parse()
-            .map_err(|()| self.unexpected(&format!("record {word}")))
+        word.parse().map_err(|()| self.unexpected(&format!("record {word}")))
     }
 
     fn nested(&mut self) -> Result<Option<Reply>, EngineError> {
@@ -613,10 +529,7 @@ impl Reply {
     }
 
     fn stamp(&mut self) -> Result<Stamp, EngineError> {
-        Ok(Stamp {
-            epoch: self.number()?,
-            revision: self.number()?,
-        })
+        Ok(Stamp { epoch: self.number()?, revision: self.number()? })
     }
 
     /// A refusal of guard.lua, if that is what it is; otherwise nothing is read.
@@ -626,10 +539,7 @@ impl Reply {
             Some(Value::Bulk(word)) if word == b"frozen" => {
                 self.word()?;
                 let stamp = self.stamp()?;
-                Ok(Some(Refusal::Frozen {
-                    stamp,
-                    reason: self.word()?,
-                }))
+                Ok(Some(Refusal::Frozen { stamp, reason: self.word()? }))
             }
             Some(Value::Bulk(_) | Value::Nil | Value::Int(_) | Value::Array(_)) | None => Ok(None),
         }
@@ -648,9 +558,7 @@ impl Reply {
 
     fn step(&mut self, applied: &str) -> Result<RebuildStep, EngineError> {
         match self.word()?.as_str() {
-            "refused" => Ok(RebuildStep::Refused {
-                epoch: self.number()?,
-            }),
+            "refused" => Ok(RebuildStep::Refused { epoch: self.number()? }),
             "already" => Ok(RebuildStep::Applied),
             word if word == applied => Ok(RebuildStep::Applied),
             other => Err(self.unexpected(other)),

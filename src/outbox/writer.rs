@@ -16,7 +16,7 @@ use std::{
 use sea_orm::{
     ActiveValue::{NotSet, Set},
     ColumnTrait, ConnectionTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
-    sea_query::Expr,
+    sea_query::{Expr, ExprTrait},
 };
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::{Row, reason};
 use crate::{
     circuit::Circuit,
-    database::{Backend, Database, SqlFault, classify, for_update, insert_ignore},
+    database::{Backend, Database, SqlFault, classify, insert_ignore, lock_rows},
     domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     failpoints::failpoint,
@@ -244,8 +244,7 @@ impl Writer {
         let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
         let inserted = insert_ignore(transaction, models).await?;
         // MySQL counts an ignored row like an inserted one, so there it is always read back.
-        let all_new =
-            inserted == rows.len() as u64 && self.database.backend() != Backend::MySql;
+        let all_new = inserted == rows.len() as u64 && self.database.backend() != Backend::MySql;
         let stored = if all_new {
             HashMap::new()
         } else {
@@ -260,7 +259,7 @@ impl Writer {
                 None if all_new => as_stored(row, batch, now),
                 None => return Err(Setback::Irregular),
             };
-            if stored.batch.as_deref() == Some(batch) {
+            if stored.batch == batch {
                 *new_units.entry((&row.offer, row.epoch)).or_default() += u64::from(row.quantity);
             }
             written.push(judge(stored));
@@ -290,13 +289,15 @@ impl Writer {
                     continue;
                 }
                 Err(Setback::Sql(error)) => error,
-                Err(Setback::Irregular) => DbErr::Custom("the slot was not free and not held".into()),
+                Err(Setback::Irregular) => {
+                    DbErr::Custom("the slot was not free and not held".into())
+                }
             };
             let alone = matches!(classify(&failed), SqlFault::Data) && group.len() > 1;
             for index in indexes {
-                let row = &rows[index];
+                let row: &NewRow = &rows[index];
                 answers[index] = Some(if alone {
-                    match self.repeat(|| self.write_one_offer(&[row])).await {
+                    match self.repeat(|| self.write_one_offer(std::slice::from_ref(&row))).await {
                         Ok(mut written) => written.remove(0),
                         Err(Setback::Sql(error)) => Err(self.unknown(&error)),
                         Err(Setback::Irregular) => Err(self.unknown(&failed)),
@@ -382,12 +383,12 @@ fn to_insert(row: &NewRow, batch: &str, now: TimeMs) -> outbox::ActiveModel {
         activity_id: Set(row.offer.activity_id.to_string()),
         sku_id: Set(row.offer.sku_id.to_string()),
         user_id: Set(row.buyer.to_string()),
-        quantity: Set(i64::from(row.quantity)),
+        quantity: Set(to_quantity(row.quantity)),
         slot: Set(Some(to_slot(row.slot))),
         order_no: Set(row.order_no.to_string()),
         request_id: Set(row.request_id.as_ref().map(ToString::to_string)),
         epoch: Set(to_epoch(row.epoch)),
-        batch: Set(Some(batch.to_owned())),
+        batch: Set(batch.to_owned()),
         state: Set(OutboxState::Pending),
         reason: Set(None),
         attempts: Set(0),
@@ -407,12 +408,12 @@ fn as_stored(row: &NewRow, batch: &str, now: TimeMs) -> Row {
         activity_id: row.offer.activity_id.to_string(),
         sku_id: row.offer.sku_id.to_string(),
         user_id: row.buyer.to_string(),
-        quantity: i64::from(row.quantity),
+        quantity: to_quantity(row.quantity),
         slot: Some(to_slot(row.slot)),
         order_no: row.order_no.to_string(),
         request_id: row.request_id.as_ref().map(ToString::to_string),
         epoch: to_epoch(row.epoch),
-        batch: Some(batch.to_owned()),
+        batch: batch.to_owned(),
         state: OutboxState::Pending,
         reason: None,
         attempts: 0,
@@ -422,6 +423,10 @@ fn as_stored(row: &NewRow, batch: &str, now: TimeMs) -> Row {
         create_time: row.reserve_time.0,
         settle_time: None,
     }
+}
+
+fn to_quantity(quantity: u32) -> i32 {
+    i32::try_from(quantity).unwrap_or(i32::MAX)
 }
 
 fn to_slot(slot: u32) -> i32 {
@@ -485,7 +490,9 @@ async fn insert_and_judge(
     now: TimeMs,
     rows: &[&NewRow],
 ) -> Result<(Vec<Result<Written, WriteError>>, bool), Setback> {
-    let Some(first) = rows.first() else { return Ok((Vec::new(), false)) };
+    let Some(first) = rows.first() else {
+        return Ok((Vec::new(), false));
+    };
     let ids = || rows.iter().map(|row| &row.reservation_id);
     let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
     insert_ignore(transaction, models).await?;
@@ -500,12 +507,12 @@ async fn insert_and_judge(
         first.offer.activity_id.to_string(),
         first.offer.sku_id.to_string(),
     ));
-    let Some(offer) = for_update(transaction, query).one(transaction).await? else {
+    let Some(offer) = lock_rows(query).one(transaction).await? else {
         return Ok((rows.iter().map(|_| Err(WriteError::NoOffer)).collect(), false));
     };
     // Read again behind the lock: this is the state that counts.
     let mut stored = read_rows(transaction, ids()).await?;
-    let is_new = |row: &Row| row.batch.as_deref() == Some(batch);
+    let is_new = |row: &Row| row.batch == batch;
 
     if offer.epoch != to_epoch(first.epoch) {
         let sql = u64::try_from(offer.epoch).unwrap_or(0);
@@ -524,12 +531,14 @@ async fn insert_and_judge(
     let mut in_order_of_taking: Vec<&&NewRow> = rows.iter().collect();
     in_order_of_taking.sort_by_key(|row| row.reserve_time);
     for row in in_order_of_taking {
-        let Some(stored) = stored.get_mut(row.reservation_id.as_str()) else { continue };
+        let Some(stored) = stored.get_mut(row.reservation_id.as_str()) else {
+            continue;
+        };
         if !is_new(stored) || stored.state != OutboxState::Pending {
             continue;
         }
-        if stored.quantity <= left {
-            left -= stored.quantity;
+        if i64::from(row.quantity) <= left {
+            left -= i64::from(row.quantity);
             units += u64::from(row.quantity);
         } else {
             refuse_sold_out(transaction, stored).await?;
@@ -563,7 +572,7 @@ async fn refuse_duplicate(
         .filter(outbox::Column::UserId.eq(row.buyer.as_str()))
         .filter(outbox::Column::Slot.eq(to_slot(row.slot)));
     let mut model = to_insert(row, batch, now);
-    if for_update(transaction, query).one(transaction).await?.is_some() {
+    if lock_rows(query).one(transaction).await?.is_some() {
         model.slot = Set(None);
         model.state = Set(OutboxState::Refused);
         model.reason = Set(Some(reason::DUPLICATE.into()));

@@ -1,6 +1,6 @@
 //! What hostile, late and curious callers hear from the edge, over a real connection.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use h2::{
     SendStream,
@@ -8,19 +8,15 @@ use h2::{
 };
 use http::{HeaderMap, Request};
 use prost::Message as _;
-use seckill::api::{self, Services, pb, stack};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::JoinHandle,
-    time::Instant,
+use seckill::{
+    api::pb,
+    config::{SecretUrl, Settings},
+    server::Server,
 };
-use tokio_stream::{StreamExt as _, wrappers::TcpListenerStream};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{
-    Code, Status,
-    codegen::Bytes,
-    transport::{Channel, Server},
-};
+use tempfile::TempDir;
+use tokio::{net::TcpStream, time::Instant};
+use tokio_stream::StreamExt as _;
+use tonic::{Code, Status, codegen::Bytes, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::{v1, v1alpha};
 use tonic_types::StatusExt as _;
@@ -29,45 +25,29 @@ const RESERVE: &str = "/seckill.v1.Seckill/Reserve";
 const WATCH_STOCK: &str = "/seckill.v1.Seckill/WatchStock";
 const CREATE: &str = "/seckill.v1.SeckillAdmin/CreateActivity";
 
-/// A server of the whole edge on a port of its own; it stops with this value.
+/// A whole server on a port and a database of its own, and two ways to it.
 struct Edge {
     channel: Channel,
     raw: SendRequest<Bytes>,
-    services: Arc<Services>,
-    server: JoinHandle<()>,
+    server: Server,
+    _folder: TempDir,
 }
 
 impl Edge {
     async fn start() -> Self {
-        let services = Arc::new(Services {
-            reservations: Arc::default(),
-            activities: Arc::default(),
-            feed: Arc::default(),
-            tasks: TaskTracker::new(),
-            shutdown: CancellationToken::new(),
-            max_stream_age: Duration::from_secs(600),
-        });
-        let (_, health) = tonic_health::server::health_reporter();
-        let (reflection, reflection_alpha) = api::reflection();
-        let router = Server::builder()
-            .layer(stack::layers())
-            .add_service(stack::seckill(services.clone()))
-            .add_service(stack::admin(services.clone()))
-            .add_service(health)
-            .add_service(reflection)
-            .add_service(reflection_alpha);
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(async move {
-            router.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
-        });
-        let channel =
-            Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-        let socket = TcpStream::connect(address).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        let mut settings = Settings::default();
+        settings.grpc.addr = "127.0.0.1:0".parse().unwrap();
+        let path = folder.path().join("seckill.db");
+        settings.database.url = SecretUrl::new(format!("sqlite://{}", path.display()));
+        let server = Server::start(&settings).await.unwrap();
+        let uri = format!("http://{}", server.addr);
+        let channel = Channel::from_shared(uri).unwrap().connect().await.unwrap();
+        let socket = TcpStream::connect(server.addr).await.unwrap();
         let (raw, connection) = h2::client::handshake(socket).await.unwrap();
-        // Ends with the server.
+        #[allow(clippy::disallowed_methods, reason = "it ends with the runtime of the test")]
         tokio::spawn(connection);
-        Self { channel, raw, services, server }
+        Self { channel, raw, server, _folder: folder }
     }
 
     /// Opens a call without a client that would mend it or watch its deadline.
@@ -93,12 +73,6 @@ impl Edge {
         let (response, mut send) = self.open(path, headers).await;
         send.send_data(Bytes::copy_from_slice(body), true).unwrap();
         Answer::read(response).await
-    }
-}
-
-impl Drop for Edge {
-    fn drop(&mut self) {
-        self.server.abort();
     }
 }
 
@@ -229,10 +203,10 @@ async fn tonics_own_timer_never_wins() {
         // The body never comes, so only a timer can answer.
         let timeout = format!("{}m", 1 + number % 20);
         let (response, send) = edge.open(RESERVE, &[("grpc-timeout", &timeout)]).await;
-        calls.push((tokio::spawn(Answer::read(response)), send));
+        calls.push((Answer::read(response), send));
     }
     for (answer, _send) in calls {
-        answer.await.unwrap().expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
+        answer.await.expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
     }
 }
 
@@ -305,7 +279,7 @@ async fn a_message_full_of_violations_is_answered_within_the_header_limit() {
 #[tokio::test]
 async fn after_the_shutdown_signal_calls_are_sent_elsewhere() {
     let edge = Edge::start().await;
-    edge.services.shutdown.cancel();
+    edge.server.parts.shutdown.cancel();
     let request = pb::ReserveRequest {
         activity_id: "a-1".into(),
         sku_id: "s-1".into(),

@@ -1,2 +1,13 @@
-//! The suite: one file per behaviour, over the real server on port 0.
+//! The behaviour of the whole, one file per behaviour; `support` starts what it needs.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test may fail by panicking, on whatever it did not expect"
+)]
+
 mod api_edge;
+mod database;
+mod engine_differential;
+mod engine_redis;
+mod support;

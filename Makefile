@@ -1,0 +1,49 @@
+# `make` alone lists the targets. What CI runs (.ci/run) is these targets, step by step.
+
+PYTHON := $(CURDIR)/target/venv/bin/python
+BUF := target/tools/node_modules/.bin/buf
+
+.DEFAULT_GOAL := help
+.PHONY: help test lint fmt docs services demo clean
+.PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
+	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
+
+lint: check-fmt check-proto check-lua check-clippy check-docs ## run every check that is not a test
+
+fmt: ## format the Rust code
+	cargo fmt --all
+
+docs: ## build the API documentation into target/doc
+	cargo doc --no-deps --workspace --locked
+
+services: ## install what the tests need and is missing; starts nothing
+	@scripts/install-services
+
+demo: ## run a whole sale in front of you
+	cargo run --release --locked -- demo
+
+clean: ## remove everything that was built or installed into target
+	cargo clean
+
+check-fmt: ## the Rust code is formatted
+	cargo fmt --all --check
+
+check-clippy: ## clippy has nothing to say
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+check-proto: services ## buf finds nothing wrong with the API
+	$(BUF) lint
+
+check-lua: services ## luacheck finds nothing wrong with the scripts
+	luacheck --quiet lua/
+
+check-docs: ## the API documentation builds without a warning
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --locked
+
+check-scripts: ## shellcheck, where it is installed, finds nothing wrong with the shell scripts
+	shellcheck --external-sources .ci/run scripts/locate.sh scripts/install-services scripts/with-services

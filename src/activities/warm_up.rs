@@ -1,0 +1,172 @@
+//! Warm-up: puts an activity's offers into the engine, reads them back, and only then says so.
+//!
+//! **Invariant (I10):** a sale under way is never touched. A key that exists is never changed; a
+//! lost engine is rebuilt from SQL, never refilled with the total.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use sea_orm::{
+    ColumnTrait, DbErr, EntityTrait, QueryFilter,
+    sea_query::{Expr, ExprTrait},
+};
+
+use super::{Activities, Audit, write_audit};
+use crate::{
+    admission::catalog::Activity,
+    domain::{ActivityId, ActivityState, StockView, WarmUpReport},
+    engine::{
+        EngineError,
+        scripts::{Levels, Refusal, WarmedUp},
+    },
+    entity::{activities, offers},
+    error::Error,
+    offer::Offer,
+};
+
+/// Offers warmed up at the same time.
+const AT_ONCE: usize = 32;
+
+impl Activities {
+    /// Warms up every offer of a scheduled activity. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// `WrongActivityState`; `WarmupMismatch` names the offer and what differs; or a store is away.
+    pub async fn warm_up(
+        self: &Arc<Self>,
+        id: &ActivityId,
+        actor: &str,
+    ) -> Result<WarmUpReport, Error> {
+        if self.engine_circuit.is_open() {
+            return Err(Error::EngineUnavailable);
+        }
+        self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+        let activity = self.catalog.activity(id).await?;
+        let already_warm = activity.is_warm();
+        match activity.state {
+            ActivityState::Scheduled => {}
+            ActivityState::Active | ActivityState::Paused if already_warm => {}
+            current @ (ActivityState::PendingReview
+            | ActivityState::Active
+            | ActivityState::Paused
+            | ActivityState::Ended
+            | ActivityState::Settled) => {
+                return Err(Error::WrongActivityState {
+                    activity_id: id.to_string(),
+                    current,
+                    needed: "only a scheduled activity can be warmed up",
+                });
+            }
+        }
+        let stocks: Vec<StockView> = stream::iter(activity.offers.values().cloned())
+            .map(|offer| async move { self.warm_up_offer(&offer).await })
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        if !already_warm {
+            self.repeat(|| self.set_warm(&activity, actor)).await?;
+            self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+            tracing::info!(activity = %id, offers = stocks.len(), actor, "warmed up");
+        }
+        Ok(WarmUpReport { activity: self.get(id).await?, stocks, already_warm })
+    }
+
+    async fn warm_up_offer(&self, offer: &Arc<Offer>) -> Result<StockView, Error> {
+        let mismatch = |detail: String| Error::WarmupMismatch { offer: offer.key.clone(), detail };
+        let scripts = &offer.segment.scripts;
+        if !offer.is_warm() {
+            let epoch = offer.segment.epoch();
+            let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
+            match warmed.map_err(|error| self.engine_failed(error))? {
+                WarmedUp::Written | WarmedUp::Already => {}
+                WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
+                    // Ours, from before the engine restarted: the same way back as for any offer.
+                    self.recovery.rebuild_now(offer).await?;
+                }
+                WarmedUp::Mismatch { what, found, asked } => {
+                    return Err(mismatch(format!("{what} is {found} where {asked} belongs")));
+                }
+            }
+        }
+        // Read back what was written, whoever wrote it.
+        let levels = match scripts.levels().await.map_err(|error| self.engine_failed(error))? {
+            Ok(levels) => levels,
+            Err(Refusal::NotWarmed | Refusal::Frozen { .. }) if offer.is_warm() => {
+                self.recovery.rebuild(offer);
+                return Err(Error::OfferFrozen(offer.key.clone()));
+            }
+            Err(refusal) => return Err(mismatch(format!("it reads back as {refusal:?}"))),
+        };
+        if levels.total != offer.total {
+            return Err(mismatch(format!(
+                "total is {} where {} belongs",
+                levels.total, offer.total
+            )));
+        }
+        if !offer.is_warm() && (levels.stock != offer.total || levels.reservations != 0) {
+            return Err(mismatch(format!(
+                "stock is {} where {} belongs, with {} reservations",
+                levels.stock, offer.total, levels.reservations
+            )));
+        }
+        Ok(stock_view(offer, &levels))
+    }
+
+    /// The whole activity is warm, or nothing of it.
+    async fn set_warm(&self, activity: &Activity, actor: &str) -> Result<(), DbErr> {
+        let id = activity.id.as_str();
+        let now = self.database.clock();
+        let transaction = self.database.begin().await?;
+        let written = async {
+            offers::Entity::update_many()
+                .col_expr(offers::Column::WarmTime, Expr::value(now.0))
+                .filter(offers::Column::ActivityId.eq(id))
+                .filter(offers::Column::WarmTime.is_null())
+                .exec(&transaction)
+                .await?;
+            activities::Entity::update_many()
+                .col_expr(
+                    activities::Column::Version,
+                    Expr::col(activities::Column::Version).add(1),
+                )
+                .col_expr(activities::Column::UpdateTime, Expr::value(now.0))
+                .filter(activities::Column::Id.eq(id))
+                .exec(&transaction)
+                .await?;
+            let detail = serde_json::json!({ "offers": activity.offers.len() });
+            let audit = Audit { actor, action: "warm_up", activity_id: id, detail };
+            write_audit(&transaction, now, audit).await
+        }
+        .await;
+        match written {
+            Ok(()) => transaction.commit().await,
+            Err(error) => {
+                // The first error is the one that counts.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn engine_failed(&self, error: EngineError) -> Error {
+        match &error {
+            EngineError::NotRun(why) | EngineError::Unknown(why) => self.engine_circuit.trip(why),
+            EngineError::Script(_) => {}
+        }
+        error.into()
+    }
+}
+
+/// The engine's figures of an offer that sells.
+pub(super) fn stock_view(offer: &Offer, levels: &Levels) -> StockView {
+    StockView {
+        sku_id: offer.key.sku_id.to_string(),
+        total: levels.total,
+        remaining: levels.stock,
+        reserved: levels.total.saturating_sub(levels.stock),
+        unacked: levels.unacked,
+        epoch: levels.stamp.epoch,
+        revision: levels.stamp.revision,
+        frozen: None,
+    }
+}

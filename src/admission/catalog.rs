@@ -1,0 +1,268 @@
+//! The activities in memory: whatever is not settled, refreshed all the time.
+//!
+//! **Promise:** a look-up costs no I/O, but for an id that is not there: that costs one look into
+//! SQL per second. The segments of an offer outlive every refresh: they hold its epoch and what
+//! was seen.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    database::Database,
+    domain::{ActivityId, ActivityState, OfferKey, SkuId, TimeMs},
+    engine::{Engine, batcher::Segment, keys, scripts::SegmentScripts},
+    entity::{activities, offers},
+    error::Error,
+    offer::Offer,
+};
+
+/// How long an unknown id is known to be unknown.
+const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+/// How many unknown ids are remembered; beyond that all are forgotten.
+const UNKNOWN_MOST: usize = 10_000;
+
+/// One sale as this process knows it.
+#[derive(Debug)]
+pub struct Activity {
+    pub id: ActivityId,
+    pub state: ActivityState,
+    pub start_time: TimeMs,
+    pub end_time: TimeMs,
+    pub version: i64,
+    pub offers: BTreeMap<SkuId, Arc<Offer>>,
+}
+
+/// What an activity does with a Reserve at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    NotStarted,
+    Open,
+    Paused,
+    Ended,
+}
+
+impl Activity {
+    /// State and window together: the clock decides, also before a worker has written it down.
+    #[must_use]
+    pub fn phase(&self, now: TimeMs) -> Phase {
+        match self.state {
+            ActivityState::PendingReview => Phase::NotStarted,
+            ActivityState::Ended | ActivityState::Settled => Phase::Ended,
+            ActivityState::Scheduled | ActivityState::Active | ActivityState::Paused
+                if now >= self.end_time =>
+            {
+                Phase::Ended
+            }
+            ActivityState::Scheduled if now < self.start_time => Phase::NotStarted,
+            ActivityState::Scheduled | ActivityState::Active => Phase::Open,
+            ActivityState::Paused => Phase::Paused,
+        }
+    }
+
+    /// # Errors
+    /// The activity has no such offer.
+    pub fn offer(&self, sku_id: &SkuId) -> Result<Arc<Offer>, Error> {
+        self.offers.get(sku_id).cloned().ok_or_else(|| Error::UnknownOffer {
+            activity_id: self.id.to_string(),
+            sku_id: sku_id.to_string(),
+        })
+    }
+
+    /// Whether every offer was warmed up.
+    #[must_use]
+    pub fn is_warm(&self) -> bool {
+        self.offers.values().all(|offer| offer.is_warm())
+    }
+}
+
+type Activities = HashMap<ActivityId, Arc<Activity>>;
+
+/// All activities that are not settled.
+#[derive(Debug)]
+pub struct Catalog {
+    database: Database,
+    engine: Arc<dyn Engine>,
+    tasks: TaskTracker,
+    activities: ArcSwap<Activities>,
+    unknown: Mutex<HashMap<ActivityId, Instant>>,
+    /// One refresh at a time, or an older one could undo a newer one.
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+impl Catalog {
+    /// An empty catalog; the segments that it makes run their work in `tasks`.
+    #[must_use]
+    pub fn new(database: Database, engine: Arc<dyn Engine>, tasks: TaskTracker) -> Self {
+        Self {
+            database,
+            engine,
+            tasks,
+            activities: ArcSwap::default(),
+            unknown: Mutex::default(),
+            refreshing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Every activity that is not settled.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Activity>> {
+        self.activities.load().values().cloned().collect()
+    }
+
+    /// The activity, from memory, or from SQL when it was never seen.
+    ///
+    /// # Errors
+    /// `UnknownActivity`, or the database is away.
+    pub async fn activity(&self, id: &ActivityId) -> Result<Arc<Activity>, Error> {
+        if let Some(activity) = self.activities.load().get(id) {
+            return Ok(activity.clone());
+        }
+        let unknown = || Error::UnknownActivity(id.to_string());
+        if self.unknown().get(id).is_some_and(|since| since.elapsed() < UNKNOWN_FOR) {
+            return Err(unknown());
+        }
+        self.refresh_one(id).await?;
+        if let Some(activity) = self.activities.load().get(id) {
+            return Ok(activity.clone());
+        }
+        let mut ids = self.unknown();
+        if ids.len() >= UNKNOWN_MOST {
+            ids.clear();
+        }
+        ids.insert(id.clone(), Instant::now());
+        Err(unknown())
+    }
+
+    /// The offer, as [`Catalog::activity`].
+    ///
+    /// # Errors
+    /// `UnknownActivity`, `UnknownOffer`, or the database is away.
+    pub async fn offer(&self, key: &OfferKey) -> Result<Arc<Offer>, Error> {
+        self.activity(&key.activity_id).await?.offer(&key.sku_id)
+    }
+
+    /// Reads every activity again whose version is another.
+    ///
+    /// # Errors
+    /// Those of the database; the catalog stays as it was.
+    pub async fn refresh(&self) -> Result<(), DbErr> {
+        let _alone = self.refreshing.lock().await;
+        let known = self.activities.load_full();
+        let rows = activities::Entity::find()
+            .filter(activities::Column::State.ne(activities::ActivityState::Settled))
+            .all(self.database.reader())
+            .await?;
+        let mut fresh = Activities::with_capacity(rows.len());
+        for row in rows {
+            let Ok(id) = ActivityId::new(&row.id) else {
+                continue;
+            };
+            let activity = match known.get(&id) {
+                Some(activity) if activity.version == row.version => activity.clone(),
+                Some(_) | None => self.load(id.clone(), row, &known).await?,
+            };
+            fresh.insert(id, activity);
+        }
+        self.activities.store(Arc::new(fresh));
+        Ok(())
+    }
+
+    /// Reads one activity again.
+    ///
+    /// # Errors
+    /// Those of the database; the catalog stays as it was.
+    pub async fn refresh_one(&self, id: &ActivityId) -> Result<(), DbErr> {
+        let _alone = self.refreshing.lock().await;
+        let row = activities::Entity::find_by_id(id.as_str()).one(self.database.reader()).await?;
+        let known = self.activities.load_full();
+        let mut fresh = Activities::clone(&known);
+        match row {
+            Some(row) => {
+                self.unknown().remove(id);
+                fresh.insert(id.clone(), self.load(id.clone(), row, &known).await?);
+            }
+            None => {
+                fresh.remove(id);
+            }
+        }
+        self.activities.store(Arc::new(fresh));
+        Ok(())
+    }
+
+    fn unknown(&self) -> std::sync::MutexGuard<'_, HashMap<ActivityId, Instant>> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn load(
+        &self,
+        id: ActivityId,
+        row: activities::Model,
+        known: &Activities,
+    ) -> Result<Arc<Activity>, DbErr> {
+        let before = known.get(&id);
+        let rows = offers::Entity::find()
+            .filter(offers::Column::ActivityId.eq(id.as_str()))
+            .all(self.database.reader())
+            .await?;
+        let retention = Duration::from_secs(u64::try_from(row.retention_s).unwrap_or(0));
+        let keys_expire = TimeMs(row.end_time).plus(retention);
+        let mut offers = BTreeMap::new();
+        for row in rows {
+            let Ok(sku_id) = SkuId::new(&row.sku_id) else {
+                continue;
+            };
+            let segment = before
+                .and_then(|activity| activity.offers.get(&sku_id))
+                .map(|offer| offer.segment.clone());
+            let key = OfferKey { activity_id: id.clone(), sku_id: sku_id.clone() };
+            offers.insert(sku_id, Arc::new(self.offer_from(key, row, keys_expire, segment)));
+        }
+        Ok(Arc::new(Activity {
+            id,
+            state: row.state.into(),
+            start_time: TimeMs(row.start_time),
+            end_time: TimeMs(row.end_time),
+            version: row.version,
+            offers,
+        }))
+    }
+
+    fn offer_from(
+        &self,
+        key: OfferKey,
+        row: offers::Model,
+        keys_expire: TimeMs,
+        segment: Option<Arc<Segment>>,
+    ) -> Offer {
+        // The schema keeps these figures positive and small.
+        let max_orders = u32::try_from(row.max_orders_per_user).unwrap_or(1);
+        let epoch = u64::try_from(row.epoch).unwrap_or(1);
+        let hold = u64::try_from(row.hold_s).ok().filter(|&hold_s| hold_s > 0);
+        let segment = segment.unwrap_or_else(|| {
+            let keys = keys::segment(&key, 0);
+            let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders);
+            Arc::new(Segment::new(scripts, max_orders, epoch, self.tasks.clone()))
+        });
+        segment.adopt(epoch);
+        Offer {
+            key,
+            title: row.title,
+            price_minor: row.price_minor,
+            currency: row.currency,
+            total: u64::try_from(row.total).unwrap_or(0),
+            max_orders,
+            max_quantity: u32::try_from(row.max_quantity_per_order).unwrap_or(1),
+            hold: hold.map(Duration::from_secs),
+            keys_expire,
+            warm: AtomicBool::new(row.warm_time.is_some()),
+            segment,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The command line: one binary that is the server and the tool of its operators.
+//!
+//! **Promises:** data goes to stdout and everything else to stderr; the exit code tells what
+//! came of it, by [`Exit`].
+
+mod activity;
+mod client;
+mod completions;
+//TMP pub mod demo;
+pub mod doctor;
+pub mod failure;
+mod health;
+mod json;
+mod migrate;
+mod output;
+mod reservation;
+pub mod serve;
+//TMP mod smoke;
+mod span;
+mod status;
+mod version;
+mod warmup;
+//TMP mod watch;
+
+//TMP #[cfg(test)]
+//TMP mod stand_in;
+
+use std::{
+    ffi::OsString,
+    panic::{self, AssertUnwindSafe},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Args, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use futures_util::FutureExt as _;
+
+use failure::Failure;
+use output::Printer;
+
+use crate::config::{Flag, Loaded, Sources};
+
+/// Where `seckill serve` listens unless told otherwise.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
+
+/// What every `--help` ends with.
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  it went well
+   1  the answer is no: not serving, not reserved, not found, an invariant is broken
+  64  the command line, a file or a setting is wrong
+  69  a service is unavailable: no server, the port is in use, no engine, no database
+  70  a fault of ours; please report it";
+
+/// Takes and gives back the units of flash sales: a server, and the tool of its operators.
+#[derive(Debug, Parser)]
+#[command(
+    name = "seckill",
+    version,
+    after_help = EXIT_CODES,
+    arg_required_else_help = true,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Global {
+    /// How answers are shown; JSON is one object per answer.
+    #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+    /// The settings file [without it: ./seckill.toml, if it is there].
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "SECKILL_CONFIG",
+        hide_env_values = true
+    )]
+    pub config: Option<PathBuf>,
+    /// The server that client commands call.
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "SECKILL_SERVER",
+        hide_env_values = true,
+        default_value = DEFAULT_SERVER
+    )]
+    pub server: String,
+    /// How long a call may take, as in 500ms, 5s or 1m.
+    #[arg(long, global = true, value_name = "SPAN", default_value = "5s", value_parser = span::parse)]
+    pub timeout: Duration,
+}
+
+/// How answers are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Serve(serve::Serve),
+    Migrate(migrate::Migrate),
+    //TMP     Demo(demo::Options),
+    //TMP     Smoke(smoke::Smoke),
+    /// Makes, shows and moves activities.
+    #[command(subcommand)]
+    Activity(activity::Activity),
+    Warmup(warmup::Warmup),
+    Reserve(reservation::Reserve),
+    Release(reservation::Release),
+    Confirm(reservation::Confirm),
+    Reservation(reservation::Get),
+    //TMP     Watch(watch::Watch),
+    Status(status::Status),
+    Health(health::Health),
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    Version(version::Version),
+}
+
+/// What came of a command, as the exit code tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Ok,
+    /// The question was answered, and the answer is no.
+    No,
+    /// The command line, a file or a setting is wrong.
+    Usage,
+    /// A service that is needed does not answer.
+    Unavailable,
+    /// A fault of ours.
+    Internal,
+}
+
+impl Exit {
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::No => 1,
+            Self::Usage => 64,
+            Self::Unavailable => 69,
+            Self::Internal => 70,
+        }
+    }
+
+    /// `Ok` for yes.
+    fn of(yes: bool) -> Self {
+        if yes { Self::Ok } else { Self::No }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit.code())
+    }
+}
+
+/// What a command has at hand.
+#[derive(Debug)]
+struct Context {
+    global: Global,
+    printer: Printer,
+}
+
+impl Context {
+    /// The settings of this process under these flags.
+    fn settings(&self, flags: Vec<Flag>) -> Result<Loaded, Failure> {
+        Sources::of_process(self.global.config.clone(), flags)
+            .load()
+            .map_err(Failure::Settings)
+    }
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> Exit {
+    panic::set_hook(Box::new(|info| output::panicked(info)));
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let failure = Failure::Internal(format!("no runtime: {error}"));
+            return Printer::new(cli.global.output).failure(&failure);
+        }
+    };
+    // What a command left running, such as a read of the terminal, must not hold up the exit.
+    let exit = runtime.block_on(run(cli));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    exit
+}
+
+/// Reads the arguments; prints help, the version, or what is wrong with them.
+fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
+    Cli::try_parse_from(args).map_err(|error| {
+        // Nothing can be done where even this can't be printed.
+        let _ = error.print();
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+        ) {
+            Exit::Ok
+        } else {
+            Exit::Usage
+        }
+    })
+}
+
+/// Runs one command to its end.
+pub async fn run(cli: Cli) -> Exit {
+    let context = Context {
+        printer: Printer::new(cli.global.output),
+        global: cli.global,
+    };
+    let command = AssertUnwindSafe(dispatch(cli.command, &context));
+    match command.catch_unwind().await {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(failure)) => context.printer.failure(&failure),
+        // The hook has said why.
+        Err(_) => Exit::Internal,
+    }
+}
+
+async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> {
+    match command {
+        Command::Serve(serve) => serve.run(context).await,
+        Command::Migrate(migrate) => migrate.run(context).await,
+        //TMP         Command::Demo(options) => demo::run(options, context).await,
+        //TMP         Command::Smoke(smoke) => smoke.run(context).await,
+        Command::Activity(activity) => activity.run(context).await,
+        Command::Warmup(warmup) => warmup.run(context).await,
+        Command::Reserve(reserve) => reserve.run(context).await,
+        Command::Release(release) => release.run(context).await,
+        Command::Confirm(confirm) => confirm.run(context).await,
+        Command::Reservation(get) => get.run(context).await,
+        //TMP         Command::Watch(watch) => watch.run(context).await,
+        Command::Status(status) => status.run(context).await,
+        Command::Health(health) => health.run(context).await,
+        Command::Doctor(doctor) => doctor.run(context).await,
+        Command::Completions(completions) => completions.run(context),
+        Command::Version(version) => version.run(context),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_says_what_it_does() {
+        for command in Cli::command().get_subcommands() {
+            assert!(
+                command.get_about().is_some(),
+                "{} has no help",
+                command.get_name()
+            );
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! `seckill doctor`: looks at what a server needs, and says what to change.
+
+use std::{
+    io,
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::{Context, Exit, failure::Failure, output::Printer};
+use crate::{
+    config::{Loaded, Settings, SettingsError},
+    domain::TimeMs,
+};
+
+/// How far two clocks may be apart before holds and start times feel it.
+const CLOCK_WARN: Duration = Duration::from_millis(500);
+/// How far they may be apart before holds expire at the wrong time for everyone.
+const CLOCK_ERROR: Duration = Duration::from_secs(5);
+/// Before this, a clock was never set: 2025-01-01T00:00:00Z.
+const CLOCK_EPOCH_MS: i64 = 1_735_689_600_000;
+
+/// Checks settings, engine, database, clock and ports, and says what to change.
+///
+/// Exits 69 when something that a server needs does not answer, 64 when a setting is wrong.
+#[derive(Debug, Args)]
+pub struct Doctor {}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Ok,
+    /// A server runs with it, and somebody should look.
+    Warn,
+    /// A server does not run with it.
+    Error,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub level: Level,
+    /// What was looked at, in a word or two, such as `engine`.
+    pub check: String,
+    /// What was found.
+    pub text: String,
+    /// What to change.
+    pub change: Option<String>,
+}
+
+impl Finding {
+    pub fn ok(check: &str, text: impl Into<String>) -> Self {
+        Self {
+            level: Level::Ok,
+            check: check.to_owned(),
+            text: text.into(),
+            change: None,
+        }
+    }
+
+    pub fn warn(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
+        let change = Some(change.into());
+        Self {
+            level: Level::Warn,
+            check: check.to_owned(),
+            text: text.into(),
+            change,
+        }
+    }
+
+    pub fn error(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
+        let change = Some(change.into());
+        Self {
+            level: Level::Error,
+            check: check.to_owned(),
+            text: text.into(),
+            change,
+        }
+    }
+}
+
+impl Doctor {
+    pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
+        let loaded = match context.settings(Vec::new()) {
+            Ok(loaded) => loaded,
+            Err(Failure::Settings(error)) => {
+                show(context.printer, &settings_findings(&error));
+                return Ok(Exit::Usage);
+            }
+            Err(failure) => return Err(failure),
+        };
+        let settings = &loaded.settings;
+        let mut findings = vec![check_settings(&loaded)];
+        findings.extend(check_exposure(settings));
+        findings.push(check_port("grpc port", settings.grpc.addr).await);
+        findings.push(check_own_clock(TimeMs::now()));
+        findings.extend(check_engine(settings).await);
+        findings.extend(check_database(settings).await);
+        show(context.printer, &findings);
+        let worst = findings.iter().map(|finding| finding.level).max();
+        Ok(if worst == Some(Level::Error) {
+            Exit::Unavailable
+        } else {
+            Exit::Ok
+        })
+    }
+}
+
+fn show(printer: Printer, findings: &[Finding]) {
+    if printer.is_json() {
+        printer.answer(&json!({"findings": findings}));
+    } else {
+        printer.data(&rendered(findings));
+    }
+}
+
+/// Findings for people: one line each, and below it what to change.
+#[must_use]
+pub fn rendered(findings: &[Finding]) -> String {
+    let width = findings
+        .iter()
+        .map(|finding| finding.check.len())
+        .max()
+        .unwrap_or(0);
+    let mut lines = Vec::new();
+    for finding in findings {
+        let mark = match finding.level {
+            Level::Ok => "ok   ",
+            Level::Warn => "warn ",
+            Level::Error => "ERROR",
+        };
+        lines.push(format!(
+            "{mark}  {:width$}  {}",
+            finding.check, finding.text
+        ));
+        if let Some(change) = &finding.change {
+            lines.push(format!("       {:width$}  -> {change}", ""));
+        }
+    }
+    let count = |level| {
+        findings
+            .iter()
+            .filter(|finding| finding.level == level)
+            .count()
+    };
+    lines.push(match (count(Level::Error), count(Level::Warn)) {
+        (0, 0) => "all is well".to_owned(),
+        (errors, warnings) => format!("errors: {errors}, warnings: {warnings}"),
+    });
+    lines.join("\n")
+}
+
+fn settings_findings(error: &SettingsError) -> Vec<Finding> {
+    error
+        .problems
+        .iter()
+        .map(|problem| Finding::error("settings", problem, "change it; see config.example.toml"))
+        .collect()
+}
+
+fn check_settings(loaded: &Loaded) -> Finding {
+    let from = match &loaded.file {
+        Some(path) => format!("from {}", path.display()),
+        None => "no file".to_owned(),
+    };
+    Finding::ok(
+        "settings",
+        format!("valid; {from}, {} set", loaded.origins.len()),
+    )
+}
+
+fn check_exposure(settings: &Settings) -> Option<Finding> {
+    settings.check_exposure(false).is_err().then(|| {
+        Finding::warn(
+            "exposure",
+            format!("others can reach {}, and callers are not asked who they are", settings.grpc.addr),
+            "listen on 127.0.0.1, or start with --insecure inside a network that keeps strangers out",
+        )
+    })
+}
+
+/// Whether a server could listen there now.
+async fn check_port(check: &str, addr: SocketAddr) -> Finding {
+    match TcpListener::bind(addr).await {
+        Ok(_) => Finding::ok(check, format!("{addr} is free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::warn(
+            check,
+            format!("{addr} is in use"),
+            "fine if that is the server itself; otherwise stop the other one, or set grpc.addr",
+        ),
+        Err(error) => Finding::error(
+            check,
+            format!("{addr} can't be used: {error}"),
+            "set grpc.addr to an address of this machine and a port that you may use",
+        ),
+    }
+}
+
+/// Whether this machine's clock was ever set.
+fn check_own_clock(now: TimeMs) -> Finding {
+    let shown = UNIX_EPOCH + Duration::from_millis(u64::try_from(now.0).unwrap_or(0));
+    let shown = prost_types::Timestamp::from(SystemTime::max(shown, UNIX_EPOCH));
+    if now.0 < CLOCK_EPOCH_MS {
+        return Finding::error(
+            "clock",
+            format!("this machine's clock says {shown}"),
+            "set it, and keep it set with NTP",
+        );
+    }
+    Finding::ok("clock", format!("{shown}"))
+}
+
+/// Compares another clock with this machine's.
+///
+/// `before` and `after` are this machine's time around the reading, so half of the way there and
+/// back is the error of the comparison.
+#[must_use]
+pub fn check_clock(check: &str, before: TimeMs, theirs: TimeMs, after: TimeMs) -> Finding {
+    let middle = before
+        .0
+        .saturating_add(after.since(before).as_millis() as i64 / 2);
+    let offset_ms = theirs.0.saturating_sub(middle);
+    let error_ms = (after.since(before).as_millis() / 2) as u64;
+    let text = format!("{offset_ms:+} ms from this machine (to within {error_ms} ms)");
+    let certain = Duration::from_millis(offset_ms.unsigned_abs().saturating_sub(error_ms));
+    let change = "keep both clocks set with NTP";
+    if certain > CLOCK_ERROR {
+        Finding::error(check, text, change)
+    } else if certain > CLOCK_WARN {
+        Finding::warn(check, text, change)
+    } else {
+        Finding::ok(check, text)
+    }
+}
+
+/// HOOK: whether the engine answers, may be written to, and keeps what it is given
+/// (`maxmemory-policy noeviction`, `appendonly`).
+async fn check_engine(settings: &Settings) -> Vec<Finding> {
+    let kind = if settings.engine.url.expose().is_empty() {
+        "embedded"
+    } else {
+        "redis"
+    };
+    vec![Finding::warn(
+        "engine",
+        format!("{kind}: not looked at"),
+        "nothing; this build can't",
+    )]
+}
+
+/// HOOK: whether the database answers, its schema is current, and its clock agrees
+/// ([`check_clock`]).
+async fn check_database(settings: &Settings) -> Vec<Finding> {
+    let url = &settings.database.url;
+    vec![Finding::warn(
+        "database",
+        format!("{url}: not looked at"),
+        "nothing; this build can't",
+    )]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_say_what_to_change() {
+        let findings = [
+            Finding::ok("settings", "valid"),
+            Finding::error("engine", "no answer", "start Redis"),
+        ];
+        assert_eq!(
+            rendered(&findings),
+            "ok     settings  valid\n\
+             ERROR  engine    no answer\n                 -> start Redis\n\
+             errors: 1, warnings: 0"
+        );
+        assert!(rendered(&findings[..1]).ends_with("all is well"));
+    }
+
+    #[test]
+    fn a_clock_is_judged_within_the_error_of_its_reading() {
+        let level = |before, theirs, after| {
+            check_clock("clock", TimeMs(before), TimeMs(theirs), TimeMs(after)).level
+        };
+        assert_eq!(level(1_000, 1_005, 1_010), Level::Ok);
+        assert_eq!(level(1_000, 1_500, 1_010), Level::Ok);
+        assert_eq!(level(1_000, 1_600, 1_010), Level::Warn);
+        assert_eq!(level(10_000, 4_000, 10_010), Level::Error);
+        // The answer took so long that nothing is certain.
+        assert_eq!(level(0, 2_000, 4_000), Level::Ok);
+        assert_eq!(check_own_clock(TimeMs(5_000)).level, Level::Error);
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_found() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = taken.local_addr().expect("an address");
+        assert_eq!(check_port("port", addr).await.level, Level::Warn);
+        drop(taken);
+        assert_eq!(check_port("port", addr).await.level, Level::Ok);
+    }
+}

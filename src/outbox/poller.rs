@@ -1,0 +1,313 @@
+//! Turns due rows into orders, and finishes releases.
+//!
+//! A row is claimed by its state, never by "the last id seen": a lower id can commit later. Claim,
+//! work and settlement are one transaction, so a poller that dies leaves nothing behind, and twenty
+//! of them never make an order twice.
+//!
+//! **Promise:** one poisoned row stops nobody: it fails alone, backs off, and is a dead letter
+//! after `max_attempts`. A store that is away costs no attempt.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use sea_orm::{
+    ColumnTrait, Condition, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder,
+    QuerySelect,
+    sea_query::{Expr, ExprTrait},
+};
+
+use super::Row;
+use crate::{
+    database::{Database, SqlFault, classify, lock_free_rows},
+    domain::TimeMs,
+    entity::{
+        offers, outbox,
+        outbox::{LAST_ERROR_MAX_CHARS, OutboxState},
+    },
+    error::Error,
+    failpoints::failpoint,
+    orders,
+    reservations::Reservations,
+};
+
+/// How the poller works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollerOptions {
+    /// Rows per transaction.
+    pub batch: u64,
+    pub max_attempts: i32,
+    /// The first pause after a failed attempt; each next one is twice as long.
+    pub backoff: Duration,
+    pub max_backoff: Duration,
+}
+
+/// What one pass did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pass {
+    pub ordered: usize,
+    pub released: usize,
+    /// Rows that failed on their own account.
+    pub failed: usize,
+    /// Releases that the engine can't take now.
+    pub waiting: usize,
+}
+
+impl Pass {
+    /// Whether the pass found enough to do that another should follow at once.
+    #[must_use]
+    pub fn made_progress(&self) -> bool {
+        self.ordered + self.released + self.failed > 0
+    }
+}
+
+/// One poller; any number may run on one database.
+#[derive(Debug)]
+pub struct Poller {
+    reservations: Arc<Reservations>,
+    database: Database,
+    options: PollerOptions,
+}
+
+impl Poller {
+    #[must_use]
+    pub fn new(reservations: Arc<Reservations>, options: PollerOptions) -> Self {
+        let database = reservations.database.clone();
+        Self { reservations, database, options }
+    }
+
+    /// One pass over what is due.
+    ///
+    /// # Errors
+    /// A store is away; everything not done is still due, and no attempt was used up.
+    pub async fn run_once(&self) -> Result<Pass, Error> {
+        let mut pass = Pass::default();
+        self.order_due(&mut pass).await?;
+        self.release_due(&mut pass).await?;
+        Ok(pass)
+    }
+
+    async fn order_due(&self, pass: &mut Pass) -> Result<(), Error> {
+        match self.order_batch(None).await {
+            Ok(ordered) => {
+                pass.ordered += ordered;
+                return Ok(());
+            }
+            Err(Setback::Sql(error)) if classify(&error) == SqlFault::RolledBack => return Ok(()),
+            Err(Setback::Sql(error)) if classify(&error) != SqlFault::Data => {
+                return Err(error.into());
+            }
+            // Some row is poisoned: each for itself, so that it fails alone.
+            Err(Setback::Sql(_) | Setback::Rows) => {}
+        }
+        let due = self.due(OutboxState::Pending).await?;
+        for row in due {
+            match self.order_batch(Some(row.id)).await {
+                Ok(ordered) => pass.ordered += ordered,
+                Err(Setback::Rows) => {
+                    self.count_attempt(&row, "the order of another reservation is in the way")
+                        .await?;
+                    pass.failed += 1;
+                }
+                Err(Setback::Sql(error)) => match classify(&error) {
+                    SqlFault::Data => {
+                        self.count_attempt(&row, &error.to_string()).await?;
+                        pass.failed += 1;
+                    }
+                    SqlFault::RolledBack => {}
+                    SqlFault::Away | SqlFault::Unknown => return Err(error.into()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Orders all that is due, or one row, in one transaction; answers how many.
+    async fn order_batch(&self, only: Option<i64>) -> Result<usize, Setback> {
+        let now = self.database.clock();
+        let transaction = self.database.begin().await?;
+        match self.order_claimed(&transaction, only, now).await {
+            Ok(0) => {
+                transaction.rollback().await?;
+                Ok(0)
+            }
+            Ok(ordered) => {
+                failpoint!("before_order_commit");
+                transaction.commit().await?;
+                Ok(ordered)
+            }
+            Err(setback) => {
+                // The first error is the one that counts.
+                let _ = transaction.rollback().await;
+                Err(setback)
+            }
+        }
+    }
+
+    async fn order_claimed(
+        &self,
+        transaction: &DatabaseTransaction,
+        only: Option<i64>,
+        now: TimeMs,
+    ) -> Result<usize, Setback> {
+        let mut query = outbox::Entity::find()
+            .filter(outbox::due(OutboxState::Pending))
+            .filter(outbox::Column::NextAttemptTime.lte(now.0));
+        if let Some(id) = only {
+            query = query.filter(outbox::Column::Id.eq(id));
+        }
+        let query = query
+            .order_by_asc(outbox::Column::NextAttemptTime)
+            .order_by_asc(outbox::Column::Id)
+            .limit(self.options.batch);
+        let mut rows = lock_free_rows(query).all(transaction).await?;
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        rows.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
+        let offers = self.offers_of(transaction, &rows).await?;
+        let placed = orders::place(transaction, &rows, &offers, now).await?;
+        failpoint!("after_orders_inserted");
+        if placed.contains(&false) {
+            return Err(Setback::Rows);
+        }
+        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+        for some in ids.chunks(500) {
+            outbox::Entity::update_many()
+                .col_expr(outbox::Column::State, Expr::value(OutboxState::Done))
+                .col_expr(outbox::Column::SettleTime, Expr::value(now.0))
+                .filter(outbox::Column::Id.is_in(some.iter().copied()))
+                .filter(outbox::Column::State.eq(OutboxState::Pending))
+                .exec(transaction)
+                .await?;
+        }
+        let mut units: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+        for row in &rows {
+            *units.entry((&row.activity_id, &row.sku_id)).or_default() += i64::from(row.quantity);
+        }
+        for ((activity_id, sku_id), units) in units {
+            offers::Entity::update_many()
+                .col_expr(offers::Column::Sold, Expr::col(offers::Column::Sold).add(units))
+                .filter(offers::Column::ActivityId.eq(activity_id))
+                .filter(offers::Column::SkuId.eq(sku_id))
+                .exec(transaction)
+                .await?;
+        }
+        Ok(rows.len())
+    }
+
+    /// The price of an offer never changes, so it is read without a lock.
+    async fn offers_of(
+        &self,
+        transaction: &DatabaseTransaction,
+        rows: &[Row],
+    ) -> Result<HashMap<(String, String), offers::Model>, DbErr> {
+        let keys: BTreeSet<(&str, &str)> =
+            rows.iter().map(|row| (&*row.activity_id, &*row.sku_id)).collect();
+        let mut found = HashMap::with_capacity(keys.len());
+        let keys: Vec<(&str, &str)> = keys.into_iter().collect();
+        for some in keys.chunks(100) {
+            let any = some.iter().fold(Condition::any(), |any, (activity_id, sku_id)| {
+                any.add(
+                    offers::Column::ActivityId
+                        .eq(*activity_id)
+                        .and(offers::Column::SkuId.eq(*sku_id)),
+                )
+            });
+            for offer in offers::Entity::find().filter(any).all(transaction).await? {
+                found.insert((offer.activity_id.clone(), offer.sku_id.clone()), offer);
+            }
+        }
+        Ok(found)
+    }
+
+    async fn due(&self, state: OutboxState) -> Result<Vec<Row>, Error> {
+        Ok(outbox::Entity::find()
+            .filter(outbox::due(state))
+            .filter(outbox::Column::NextAttemptTime.lte(self.database.clock().0))
+            .order_by_asc(outbox::Column::NextAttemptTime)
+            .order_by_asc(outbox::Column::Id)
+            .limit(self.options.batch)
+            .all(self.database.reader())
+            .await?)
+    }
+
+    /// The row failed on its own account: later, or never again without an operator.
+    async fn count_attempt(&self, row: &Row, why: &str) -> Result<(), Error> {
+        let attempts = row.attempts + 1;
+        let dead = attempts >= self.options.max_attempts;
+        let state = if dead { OutboxState::Dead } else { OutboxState::Pending };
+        let next = self.database.clock().plus(self.pause_after(attempts));
+        let last_error: String = why.chars().take(LAST_ERROR_MAX_CHARS).collect();
+        outbox::Entity::update_many()
+            .col_expr(outbox::Column::State, Expr::value(state))
+            .col_expr(outbox::Column::Attempts, Expr::value(attempts))
+            .col_expr(outbox::Column::NextAttemptTime, Expr::value(next.0))
+            .col_expr(outbox::Column::LastError, Expr::value(last_error))
+            .filter(outbox::Column::Id.eq(row.id))
+            .filter(outbox::Column::State.eq(OutboxState::Pending))
+            .exec(self.database.writer())
+            .await?;
+        if dead {
+            tracing::error!(
+                reservation_id = row.reservation_id,
+                attempts,
+                why,
+                "a reservation became a dead letter: an operator must retry or discard it"
+            );
+        }
+        Ok(())
+    }
+
+    /// Exponential, with jitter.
+    fn pause_after(&self, attempts: i32) -> Duration {
+        let doublings = Ord::min(u32::try_from(attempts - 1).unwrap_or(0), 20);
+        let pause = self.options.backoff * 2u32.pow(doublings);
+        pause.min(self.options.max_backoff).mul_f64(0.75 + fastrand::f64() / 2.0)
+    }
+
+    /// Finishes releases that a crash or an engine outage left behind.
+    async fn release_due(&self, pass: &mut Pass) -> Result<(), Error> {
+        for row in self.due(OutboxState::Releasing).await? {
+            let offer = self.reservations.catalog.offer(&row.offer()?).await?;
+            if self.reservations.finish_release(&offer, &row).await?.is_some() {
+                pass.released += 1;
+            } else {
+                pass.waiting += 1;
+                self.postpone(&row).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn postpone(&self, row: &Row) -> Result<(), Error> {
+        let next = self.database.clock().plus(self.options.backoff);
+        outbox::Entity::update_many()
+            .col_expr(outbox::Column::NextAttemptTime, Expr::value(next.0))
+            .filter(outbox::Column::Id.eq(row.id))
+            .filter(outbox::Column::State.eq(OutboxState::Releasing))
+            .exec(self.database.writer())
+            .await?;
+        Ok(())
+    }
+}
+
+/// Why a batch was not ordered as one.
+enum Setback {
+    Sql(DbErr),
+    /// A row could not get its order.
+    Rows,
+}
+
+impl From<DbErr> for Setback {
+    fn from(error: DbErr) -> Self {
+        Setback::Sql(error)
+    }
+}
+
+/// One order of locks everywhere; see `correctness` in ARCHITECTURE.md.
+fn sort_key(row: &Row) -> (&str, &str, &str, Option<i32>, &str) {
+    (&row.activity_id, &row.sku_id, &row.user_id, row.slot, &row.reservation_id)
+}

@@ -1,0 +1,427 @@
+//! Release: SQL first, engine second.
+//!
+//! A crash in between leaves units unsold for a moment, never sold twice: the row stays
+//! `releasing`, and the poller finishes it.
+
+use std::sync::Arc;
+
+use sea_orm::{
+    ActiveValue::{NotSet, Set},
+    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
+    sea_query::{Expr, ExprTrait},
+};
+
+use super::Reservations;
+use crate::{
+    database::{SqlFault, classify, insert_ignore, lock_rows},
+    domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
+    engine::scripts::{Found, GivenBack, Record, Refusal},
+    entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
+    error::Error,
+    failpoints::failpoint,
+    offer::Offer,
+    outbox::{Row, reason},
+};
+
+/// How often a transaction is repeated that SQL reports as rolled back.
+const REPEATS: u32 = 5;
+
+/// Under which condition a row is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why<'a> {
+    /// The caller asked.
+    Asked { reason: &'a str },
+    /// The hold is over, by the database's clock.
+    Expired { now: TimeMs },
+}
+
+/// What the transaction found and did.
+enum InSql {
+    /// The row is `releasing`, since now or before: the engine comes next.
+    Releasing {
+        row: Box<Row>,
+        now: bool,
+    },
+    Settled(ReleaseOutcome),
+    NoRow,
+}
+
+impl Reservations {
+    /// Gives a reservation back: exactly what it took, once.
+    ///
+    /// # Errors
+    /// The call was not decided. SQL may hold the release already; a repeat tells.
+    pub async fn release(
+        self: &Arc<Self>,
+        request: ReleaseRequest,
+    ) -> Result<(ReleaseOutcome, Option<u64>), Error> {
+        let offer = self.catalog.offer(&request.offer).await?;
+        self.stores_are_there()?;
+        let why = Why::Asked { reason: &request.reason };
+        for _ in 0..REPEATS {
+            let in_sql = self.release_in_sql(&request, why).await?;
+            failpoint!("after_release_commit");
+            match in_sql {
+                InSql::Settled(outcome) => return Ok((outcome, None)),
+                InSql::Releasing { row, now } => {
+                    let Some(stock) = self.finish_release(&offer, &row).await? else {
+                        return Err(Error::OfferFrozen(offer.key.clone()));
+                    };
+                    let outcome = if now {
+                        ReleaseOutcome::Released
+                    } else {
+                        ReleaseOutcome::AlreadyReleased
+                    };
+                    return Ok((outcome, stock));
+                }
+                InSql::NoRow => {
+                    if let Some(outcome) = self.release_without_row(&offer, &request).await? {
+                        return Ok((outcome, None));
+                    }
+                }
+            }
+        }
+        Err(Error::DatabaseUnavailable)
+    }
+
+    /// Releases reservations whose hold is over; answers how many.
+    ///
+    /// # Errors
+    /// A store is away; what was not released is still due.
+    pub async fn expire_holds(self: &Arc<Self>, limit: u64) -> Result<usize, Error> {
+        let now = self.database.now().await?;
+        let mut due = Vec::new();
+        // A dead letter keeps its units until an operator decides.
+        for state in [OutboxState::Done, OutboxState::Pending] {
+            let rows = outbox::Entity::find()
+                .filter(outbox::expiring(state))
+                .filter(outbox::Column::ExpireTime.lte(now.0))
+                .order_by_asc(outbox::Column::ExpireTime)
+                .order_by_asc(outbox::Column::Id)
+                .limit(limit)
+                .all(self.database.reader())
+                .await?;
+            due.extend(rows);
+        }
+        let mut released = 0;
+        for row in &due {
+            let reservation = row.reservation()?;
+            let request = ReleaseRequest {
+                offer: reservation.offer,
+                buyer: reservation.buyer,
+                reservation_id: reservation.reservation_id,
+                reason: reason::EXPIRED.into(),
+            };
+            if let InSql::Releasing { row, .. } =
+                self.release_in_sql(&request, Why::Expired { now }).await?
+            {
+                released += 1;
+                let offer = self.catalog.offer(&request.offer).await?;
+                self.finish_release(&offer, &row).await?;
+            }
+        }
+        Ok(released)
+    }
+
+    /// The engine's half and the last word in SQL, for a row that is `releasing`. `None` when
+    /// the engine can't say now; `Some(None)` when it has forgotten the offer for good.
+    pub(crate) async fn finish_release(
+        self: &Arc<Self>,
+        offer: &Arc<Offer>,
+        row: &Row,
+    ) -> Result<Option<Option<u64>>, Error> {
+        let stock = if offer.keys_expire <= TimeMs::now() {
+            None
+        } else {
+            match self.give_back(offer, row).await {
+                None => return Err(Error::EngineUnavailable),
+                Some(GivenBack::Retry { reason }) => {
+                    tracing::debug!(offer = %offer.key, reason, "a release waits for the engine");
+                    self.recovery.rebuild(offer);
+                    return Ok(None);
+                }
+                Some(GivenBack::NotReserved { stock, .. } | GivenBack::Released { stock, .. }) => {
+                    Some(stock)
+                }
+            }
+        };
+        failpoint!("after_release_script");
+        outbox::Entity::update_many()
+            .col_expr(outbox::Column::State, Expr::value(OutboxState::Released))
+            .col_expr(outbox::Column::SettleTime, Expr::value(self.database.clock().0))
+            .filter(outbox::Column::ReservationId.eq(row.reservation_id.as_str()))
+            .filter(outbox::Column::State.eq(OutboxState::Releasing))
+            .exec(self.database.writer())
+            .await?;
+        Ok(Some(stock))
+    }
+
+    async fn release_in_sql(&self, request: &ReleaseRequest, why: Why<'_>) -> Result<InSql, Error> {
+        let mut repeats = 0;
+        loop {
+            match self.release_transaction(request, why).await {
+                Ok(in_sql) => return Ok(in_sql),
+                Err(error)
+                    if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
+                {
+                    repeats += 1;
+                }
+                Err(error) => return Err(self.sql_failed(error)),
+            }
+        }
+    }
+
+    async fn release_transaction(
+        &self,
+        request: &ReleaseRequest,
+        why: Why<'_>,
+    ) -> Result<InSql, DbErr> {
+        let transaction = self.database.begin().await?;
+        let now = self.database.clock();
+        match release_row(&transaction, request, why, now).await {
+            Ok(in_sql @ InSql::Releasing { now: true, .. }) => {
+                transaction.commit().await?;
+                Ok(in_sql)
+            }
+            Ok(in_sql) => {
+                transaction.rollback().await?;
+                Ok(in_sql)
+            }
+            Err(error) => {
+                // The first error is the one that counts.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// SQL has no row. `None`: look again, something moved.
+    async fn release_without_row(
+        self: &Arc<Self>,
+        offer: &Arc<Offer>,
+        request: &ReleaseRequest,
+    ) -> Result<Option<ReleaseOutcome>, Error> {
+        let scripts = &offer.segment.scripts;
+        let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
+            Ok(found) => found,
+            Err(Refusal::NotWarmed) if !offer.is_warm() => {
+                return Ok(Some(ReleaseOutcome::NotReserved));
+            }
+            Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
+                self.recovery.rebuild(offer);
+                return Err(Error::OfferFrozen(offer.key.clone()));
+            }
+        };
+        match found {
+            Found::Held { record, unacked: true, .. } => {
+                // In flight: leave a tombstone that the late insert meets.
+                self.write_tombstone(request, &record).await?;
+                Ok(None)
+            }
+            Found::Held { unacked: false, .. } => {
+                // Acknowledged, so SQL had it; read again before calling it a contradiction.
+                if self.row(&request.reservation_id).await?.is_none() {
+                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
+                    return Err(Error::OfferFrozen(offer.key.clone()));
+                }
+                Ok(None)
+            }
+            Found::Released | Found::NotReserved => {
+                match self.row(&request.reservation_id).await? {
+                    Some(_) => Ok(None),
+                    None => Ok(Some(ReleaseOutcome::NotReserved)),
+                }
+            }
+        }
+    }
+
+    async fn write_tombstone(
+        &self,
+        request: &ReleaseRequest,
+        record: &Record,
+    ) -> Result<(), Error> {
+        let mut repeats = 0;
+        loop {
+            match self.tombstone_transaction(request, record).await {
+                Ok(()) => return Ok(()),
+                Err(error)
+                    if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
+                {
+                    repeats += 1;
+                }
+                Err(error) => return Err(self.sql_failed(error)),
+            }
+        }
+    }
+
+    async fn tombstone_transaction(
+        &self,
+        request: &ReleaseRequest,
+        record: &Record,
+    ) -> Result<(), DbErr> {
+        let now = self.database.clock();
+        let transaction = self.database.begin().await?;
+        let tombstone = outbox::ActiveModel {
+            id: NotSet,
+            reservation_id: Set(request.reservation_id.to_string()),
+            activity_id: Set(request.offer.activity_id.to_string()),
+            sku_id: Set(request.offer.sku_id.to_string()),
+            user_id: Set(request.buyer.to_string()),
+            quantity: Set(i32::try_from(record.quantity).unwrap_or(i32::MAX)),
+            slot: Set(None),
+            order_no: Set(record.order_no.to_string()),
+            request_id: Set(None),
+            epoch: Set(0),
+            batch: Set(String::new()),
+            state: Set(OutboxState::Releasing),
+            reason: Set(Some(request.reason.clone())),
+            attempts: Set(0),
+            next_attempt_time: Set(now.0),
+            last_error: Set(None),
+            expire_time: Set(None),
+            create_time: Set(record.reserve_time.0),
+            settle_time: Set(None),
+        };
+        let written = async {
+            insert_ignore(&transaction, vec![tombstone]).await?;
+            let epoch = lock_epoch(&transaction, &request.offer).await?;
+            // Epoch 0 is the mark of the row just made; any other row keeps its own.
+            outbox::Entity::update_many()
+                .col_expr(outbox::Column::Epoch, Expr::value(epoch))
+                .filter(outbox::Column::ReservationId.eq(request.reservation_id.as_str()))
+                .filter(outbox::Column::Epoch.eq(0))
+                .exec(&transaction)
+                .await
+        }
+        .await;
+        match written {
+            Ok(_) => transaction.commit().await,
+            Err(error) => {
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn sql_failed(&self, error: DbErr) -> Error {
+        if matches!(classify(&error), SqlFault::Away | SqlFault::Unknown) {
+            self.database_circuit.trip(&error.to_string());
+        }
+        Error::from(error)
+    }
+
+    pub(crate) fn stores_are_there(&self) -> Result<(), Error> {
+        if self.database_circuit.is_open() {
+            return Err(Error::DatabaseUnavailable);
+        }
+        if self.engine_circuit.is_open() {
+            return Err(Error::EngineUnavailable);
+        }
+        Ok(())
+    }
+}
+
+/// Locks the row and moves it to `releasing` where that is its way.
+async fn release_row(
+    transaction: &DatabaseTransaction,
+    request: &ReleaseRequest,
+    why: Why<'_>,
+    now: TimeMs,
+) -> Result<InSql, DbErr> {
+    let query = outbox::Entity::find()
+        .filter(outbox::Column::ReservationId.eq(request.reservation_id.as_str()));
+    let Some(mut row) = lock_rows(query).one(transaction).await? else {
+        return Ok(InSql::NoRow);
+    };
+    if row.activity_id != request.offer.activity_id.as_str()
+        || row.sku_id != request.offer.sku_id.as_str()
+    {
+        return Ok(InSql::Settled(ReleaseOutcome::NotReserved));
+    }
+    if row.user_id != request.buyer.as_str() {
+        return Ok(InSql::Settled(ReleaseOutcome::WrongOwner));
+    }
+    let was_ordered = match row.state {
+        OutboxState::Pending | OutboxState::Dead => false,
+        OutboxState::Done => true,
+        OutboxState::Releasing => {
+            return Ok(InSql::Releasing { row: Box::new(row), now: false });
+        }
+        OutboxState::Released => return Ok(InSql::Settled(ReleaseOutcome::AlreadyReleased)),
+        OutboxState::Refused => return Ok(InSql::Settled(ReleaseOutcome::NotReserved)),
+    };
+    let cancel_reason = match why {
+        Why::Asked { reason } => reason,
+        Why::Expired { now } if row.expire_time.is_some_and(|time| time <= now.0) => {
+            reason::EXPIRED
+        }
+        Why::Expired { .. } => return Ok(InSql::Settled(ReleaseOutcome::Confirmed)),
+    };
+
+    outbox::Entity::update_many()
+        .col_expr(outbox::Column::State, Expr::value(OutboxState::Releasing))
+        .col_expr(outbox::Column::Slot, Expr::value(Option::<i32>::None))
+        .col_expr(outbox::Column::Reason, Expr::value(cancel_reason))
+        .col_expr(outbox::Column::NextAttemptTime, Expr::value(now.0))
+        .filter(outbox::Column::Id.eq(row.id))
+        .filter(outbox::Column::State.eq(row.state))
+        .exec(transaction)
+        .await?;
+    if was_ordered {
+        let query =
+            orders::Entity::find().filter(orders::Column::ReservationId.eq(&*row.reservation_id));
+        let order = lock_rows(query).one(transaction).await?;
+        if order.is_some_and(|order| order.state == OrderState::Confirmed) {
+            return Ok(InSql::Settled(ReleaseOutcome::Confirmed));
+        }
+        orders::Entity::update_many()
+            .col_expr(orders::Column::State, Expr::value(OrderState::Cancelled))
+            .col_expr(orders::Column::Slot, Expr::value(Option::<i32>::None))
+            .col_expr(orders::Column::CancelTime, Expr::value(now.0))
+            .col_expr(orders::Column::CancelReason, Expr::value(cancel_reason))
+            .filter(orders::Column::ReservationId.eq(&*row.reservation_id))
+            .filter(orders::Column::State.eq(OrderState::Created))
+            .exec(transaction)
+            .await?;
+    }
+    let reserved = i64::from(row.quantity);
+    let sold = if was_ordered { reserved } else { 0 };
+    lower_counters(transaction, &request.offer, reserved, sold).await?;
+    // Read behind the update of `offers`: that is the lock which a rebuild's snapshot waits for.
+    row.epoch = lock_epoch(transaction, &request.offer).await?;
+    outbox::Entity::update_many()
+        .col_expr(outbox::Column::Epoch, Expr::value(row.epoch))
+        .filter(outbox::Column::Id.eq(row.id))
+        .exec(transaction)
+        .await?;
+    row.state = OutboxState::Releasing;
+    row.slot = None;
+    Ok(InSql::Releasing { row: Box::new(row), now: true })
+}
+
+async fn lower_counters(
+    transaction: &DatabaseTransaction,
+    offer: &OfferKey,
+    reserved: i64,
+    sold: i64,
+) -> Result<(), DbErr> {
+    offers::Entity::update_many()
+        .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).sub(reserved))
+        .col_expr(offers::Column::Sold, Expr::col(offers::Column::Sold).sub(sold))
+        .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
+        .filter(offers::Column::SkuId.eq(offer.sku_id.as_str()))
+        .exec(transaction)
+        .await
+        .map(|_| ())
+}
+
+/// Locks the offer's row and reads its epoch.
+async fn lock_epoch(transaction: &DatabaseTransaction, offer: &OfferKey) -> Result<i64, DbErr> {
+    let query =
+        offers::Entity::find_by_id((offer.activity_id.to_string(), offer.sku_id.to_string()));
+    lock_rows(query)
+        .one(transaction)
+        .await?
+        .map(|offer| offer.epoch)
+        .ok_or_else(|| DbErr::RecordNotFound(format!("offer {offer}")))
+}

@@ -1,0 +1,400 @@
+//! Composition: opens the stores, starts the workers, serves, and stops all of it in order.
+//!
+//! Nobody imports this but the command line and the tests.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, Semaphore},
+    task::JoinHandle,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic_health::{
+    ServingStatus,
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+
+mod listener;
+mod workers;
+
+use crate::{
+    activities::Activities,
+    admission::catalog::Catalog,
+    api::{self, Services, pb, stack},
+    circuit::Circuit,
+    config::Settings,
+    database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
+    domain::TimeMs,
+    engine::{
+        Engine,
+        embedded::EmbeddedEngine,
+        redis::{self, RedisEngine, RedisSettings},
+    },
+    error::Error,
+    outbox::{
+        poller::{Poller, PollerOptions},
+        writer::Writer,
+    },
+    recovery::Recovery,
+    reservations::Reservations,
+    stock_feed::{FeedOptions, StockFeed},
+};
+
+/// The lease of the one process that may run an embedded engine over a database.
+const EMBEDDED_LEASE: &str = "embedded_engine";
+const EMBEDDED_LEASE_TTL: Duration = Duration::from_secs(3);
+const MAX_PENDING_RESETS: usize = 1_000;
+const MAX_HEADER_BYTES: u32 = 16 * 1_024;
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Offers rebuilt at the same time when the embedded engine starts.
+const REBUILDS_AT_ONCE: usize = 8;
+
+/// Why the server did not start; one line each, which says what to change.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Database(#[from] database::OpenError),
+    #[error("the database did not answer: {0}")]
+    Sql(#[from] sea_orm::DbErr),
+    #[error(
+        "the schema of the database is behind this server: run `seckill migrate up` with the same \
+         settings first"
+    )]
+    SchemaBehind,
+    #[error(transparent)]
+    Engine(#[from] redis::OpenError),
+    #[error(
+        "another server ({owner}) runs the embedded engine over this database; stop it, or set \
+         engine.url to a Redis that both can use"
+    )]
+    EmbeddedHeld { owner: String },
+    #[error("{addr} can't be listened on: {cause}; set grpc.addr to another address")]
+    Bind { addr: SocketAddr, cause: std::io::Error },
+    #[error("the offers could not be rebuilt from the database: {0}")]
+    Rebuild(Error),
+}
+
+/// Everything that a running server is made of.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    pub database: Database,
+    pub engine: Arc<dyn Engine>,
+    pub catalog: Arc<Catalog>,
+    pub recovery: Arc<Recovery>,
+    pub reservations: Arc<Reservations>,
+    pub activities: Arc<Activities>,
+    pub feed: Arc<StockFeed>,
+    pub engine_circuit: Arc<Circuit>,
+    pub database_circuit: Arc<Circuit>,
+    /// Where the work on reservations runs.
+    pub tasks: TaskTracker,
+    pub shutdown: CancellationToken,
+    /// What the embedded engine's one process holds.
+    lease: Option<Lease>,
+}
+
+impl Parts {
+    /// Opens the stores and puts the parts together; nothing runs yet, no port is open.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn open(settings: &Settings) -> Result<Self, StartError> {
+        let database = open_database(settings).await?;
+        let (engine, lease) = open_engine(settings, &database).await?;
+        let tasks = TaskTracker::new();
+        let shutdown = CancellationToken::new();
+        let engine_circuit = Arc::new(Circuit::new("engine"));
+        let database_circuit = Arc::new(Circuit::new("database"));
+        let due = Arc::new(Notify::new());
+        let catalog = Arc::new(Catalog::new(database.clone(), engine.clone(), tasks.clone()));
+        let recovery = Arc::new(Recovery::new(
+            database.clone(),
+            engine_circuit.clone(),
+            database_circuit.clone(),
+            tasks.clone(),
+            shutdown.clone(),
+        ));
+        let writer = Arc::new(Writer::new(
+            database.clone(),
+            database_circuit.clone(),
+            tasks.clone(),
+            due.clone(),
+        ));
+        let reservations = Arc::new(Reservations {
+            catalog: catalog.clone(),
+            database: database.clone(),
+            writer,
+            recovery: recovery.clone(),
+            engine_circuit: engine_circuit.clone(),
+            database_circuit: database_circuit.clone(),
+            in_flight: Arc::new(Semaphore::new(settings.reserve.max_in_flight)),
+            due,
+            not_warmed_seen: Default::default(),
+        });
+        let activities = Arc::new(Activities {
+            catalog: catalog.clone(),
+            database: database.clone(),
+            engine: engine.clone(),
+            recovery: recovery.clone(),
+            engine_circuit: engine_circuit.clone(),
+            database_circuit: database_circuit.clone(),
+        });
+        let feed = Arc::new(StockFeed::new(
+            catalog.clone(),
+            recovery.clone(),
+            engine_circuit.clone(),
+            FeedOptions {
+                sample: Duration::from_millis(settings.watch.sample_ms),
+                heartbeat: Duration::from_millis(settings.watch.heartbeat_ms),
+            },
+            tasks.clone(),
+            shutdown.clone(),
+        ));
+        let parts = Self {
+            database,
+            engine,
+            catalog,
+            recovery,
+            reservations,
+            activities,
+            feed,
+            engine_circuit,
+            database_circuit,
+            tasks,
+            shutdown,
+            lease,
+        };
+        parts.catalog.refresh().await?;
+        if parts.lease.is_some() {
+            parts.rebuild_all().await?;
+        }
+        Ok(parts)
+    }
+
+    /// A poller over these parts.
+    #[must_use]
+    pub fn poller(&self, settings: &Settings) -> Poller {
+        let outbox = &settings.outbox;
+        let options = PollerOptions {
+            batch: u64::from(outbox.batch),
+            max_attempts: i32::try_from(outbox.max_attempts).unwrap_or(i32::MAX),
+            backoff: Duration::from_millis(outbox.backoff_ms),
+            max_backoff: Duration::from_millis(outbox.max_backoff_ms),
+        };
+        Poller::new(self.reservations.clone(), options)
+    }
+
+    /// The embedded engine keeps nothing on disk: its start is a rebuild, and the raised epoch
+    /// ends any older process on the same database.
+    async fn rebuild_all(&self) -> Result<(), StartError> {
+        use futures_util::{StreamExt, TryStreamExt, stream};
+        let now = TimeMs::now();
+        let activities = self.catalog.all();
+        let offers: Vec<_> = activities
+            .iter()
+            .flat_map(|activity| activity.offers.values())
+            .filter(|offer| offer.is_warm() && offer.keys_expire > now)
+            .cloned()
+            .collect();
+        if !offers.is_empty() {
+            tracing::info!(offers = offers.len(), "rebuilding the embedded engine from SQL");
+        }
+        stream::iter(offers)
+            .map(|offer| async move { self.recovery.rebuild_now(&offer).await })
+            .buffer_unordered(REBUILDS_AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await
+            .map(|_| ())
+            .map_err(StartError::Rebuild)
+    }
+}
+
+async fn open_database(settings: &Settings) -> Result<Database, StartError> {
+    let settings = DatabaseSettings {
+        url: settings.database.url.expose().to_owned(),
+        max_connections: settings.database.max_connections,
+        connect_timeout_ms: settings.database.connect_timeout_ms,
+        acquire_timeout_ms: settings.database.acquire_timeout_ms,
+        statement_timeout_ms: settings.database.statement_timeout_ms,
+        lock_timeout_ms: settings.database.lock_timeout_ms,
+    };
+    let database = Database::open(&settings).await?;
+    if !database.is_current().await? {
+        if database.backend() != Backend::Sqlite {
+            return Err(StartError::SchemaBehind);
+        }
+        database.migrate_up().await?;
+    }
+    Ok(database)
+}
+
+async fn open_engine(
+    settings: &Settings,
+    database: &Database,
+) -> Result<(Arc<dyn Engine>, Option<Lease>), StartError> {
+    let url = settings.engine.url.expose();
+    if url.is_empty() {
+        let lease = hold_database(database).await?;
+        tracing::info!(
+            "the embedded engine serves this process alone; its stock is rebuilt from the \
+             database at each start. Set engine.url to a Redis for more than one server"
+        );
+        return Ok((Arc::new(EmbeddedEngine::new()), Some(lease)));
+    }
+    let settings = RedisSettings {
+        connections: u32::try_from(settings.engine.connections).unwrap_or(u32::MAX),
+        connect_timeout_ms: settings.engine.connect_timeout_ms,
+        response_timeout_ms: settings.engine.response_timeout_ms,
+        ..RedisSettings::new(url)
+    };
+    Ok((Arc::new(RedisEngine::connect(&settings).await?), None))
+}
+
+/// Takes the lease of the embedded engine. One that a crash left behind runs out soon; one that is
+/// renewed meanwhile belongs to a live process.
+async fn hold_database(database: &Database) -> Result<Lease, StartError> {
+    let owner = format!("process {} since {}", std::process::id(), TimeMs::now().0);
+    let deadline = tokio::time::Instant::now() + EMBEDDED_LEASE_TTL + Duration::from_millis(500);
+    loop {
+        match database.acquire_lease(EMBEDDED_LEASE, &owner, EMBEDDED_LEASE_TTL).await? {
+            Acquired::Granted(lease) => return Ok(lease),
+            Acquired::Held { owner, remaining } => {
+                if tokio::time::Instant::now() >= deadline {
+                    return Err(StartError::EmbeddedHeld { owner });
+                }
+                tracing::info!(owner, "waiting for another server's embedded engine to end");
+                let pause = remaining.min(Duration::from_millis(200));
+                tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
+            }
+        }
+    }
+}
+
+/// A server that serves.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens; the port is the real one when port 0 was asked for.
+    pub addr: SocketAddr,
+    pub parts: Parts,
+    health: HealthReporter,
+    grace: Duration,
+    /// Ends when the last connection is gone.
+    serving: JoinHandle<()>,
+    stop_serving: CancellationToken,
+}
+
+impl Server {
+    /// Opens everything, starts the workers and serves.
+    ///
+    /// # Errors
+    /// [`StartError`]; then nothing runs.
+    pub async fn start(settings: &Settings) -> Result<Self, StartError> {
+        let parts = Parts::open(settings).await?;
+        let addr = settings.grpc.addr;
+        let bind = |cause| StartError::Bind { addr, cause };
+        let listener = TcpListener::bind(addr).await.map_err(bind)?;
+        let addr = listener.local_addr().map_err(bind)?;
+
+        let health = HealthReporter::new();
+        set_health(&health, false).await;
+        workers::start(&parts, settings, health.clone());
+
+        let services = Arc::new(Services {
+            reservations: parts.reservations.clone(),
+            activities: parts.activities.clone(),
+            feed: parts.feed.clone(),
+            tasks: parts.tasks.clone(),
+            shutdown: parts.shutdown.clone(),
+            max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
+        });
+        let stop_serving = CancellationToken::new();
+        let incoming = listener::incoming(listener, &settings.grpc);
+        let stop = stop_serving.clone().cancelled_owned();
+        let (reflection_v1, reflection_v1alpha) = api::reflection();
+        let router = tonic::transport::Server::builder()
+            .layer(stack::layers())
+            .max_concurrent_streams(settings.grpc.max_concurrent_streams)
+            // A gateway whose callers all hit one deadline resets as many calls as it has open.
+            .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .http2_keepalive_interval(Some(Duration::from_secs(settings.grpc.keepalive_s)))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+            // Never with a grace: that turns GOAWAY off.
+            .max_connection_age(Duration::from_secs(settings.grpc.max_connection_age_s))
+            .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
+            .add_service(reflection_v1)
+            .add_service(reflection_v1alpha)
+            .add_service(stack::admin(services.clone()))
+            .add_service(stack::seckill(services));
+        #[allow(clippy::disallowed_methods, reason = "the one task that `stop` waits for apart")]
+        let serving = tokio::spawn(async move {
+            if let Err(error) = router.serve_with_incoming_shutdown(incoming, stop).await {
+                tracing::error!(%error, "the gRPC port ended");
+            }
+        });
+        set_health(&health, true).await;
+        tracing::info!(%addr, engine = parts.engine.kind(), "serving");
+        Ok(Self {
+            addr,
+            parts,
+            health,
+            grace: Duration::from_millis(settings.grpc.shutdown_grace_ms),
+            serving,
+            stop_serving,
+        })
+    }
+
+    /// Stops in order, within the grace period: health says so, no new calls, streams end, what
+    /// is under way finishes, the workers finish their pass, the pools close.
+    pub async fn stop(mut self) {
+        let deadline = tokio::time::Instant::now() + self.grace;
+        set_health(&self.health, false).await;
+        self.parts.shutdown.cancel();
+        self.stop_serving.cancel();
+        // A client with an open stream, or one that never says a word, could hold this for ever.
+        if tokio::time::timeout_at(deadline, &mut self.serving).await.is_err() {
+            tracing::warn!("some connections did not end within the grace period");
+            self.serving.abort();
+        }
+        self.parts.close(deadline).await;
+        tracing::info!("stopped");
+    }
+
+    /// Waits for the end of the server on its own account: it lost the embedded engine's lease.
+    pub async fn ended(&self) {
+        self.parts.shutdown.cancelled().await;
+    }
+}
+
+impl Parts {
+    /// Waits until the work that was begun is finished, and closes the stores.
+    pub async fn close(self, deadline: tokio::time::Instant) {
+        self.shutdown.cancel();
+        self.tasks.close();
+        if tokio::time::timeout_at(deadline, self.tasks.wait()).await.is_err() {
+            tracing::error!(
+                tasks = self.tasks.len(),
+                "work was still under way at the end of the grace period; the sweeper of another \
+                 server, or of the next start, finishes it"
+            );
+        }
+        if let Some(lease) = &self.lease
+            && let Err(error) = self.database.release_lease(lease).await
+        {
+            tracing::warn!(%error, "the lease of the embedded engine runs out by itself");
+        }
+        if let Err(error) = self.database.close().await {
+            tracing::warn!(%error, "the database was not closed in good order");
+        }
+    }
+}
+
+/// All names, the empty one too, or those who watch the whole server would miss it.
+async fn set_health(health: &HealthReporter, serving: bool) {
+    let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for name in ["", pb::seckill_server::SERVICE_NAME, pb::seckill_admin_server::SERVICE_NAME] {
+        health.set_service_status(name, status).await;
+    }
+}

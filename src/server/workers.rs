@@ -1,0 +1,191 @@
+//! The background work: who wakes it, how often, and that it ends.
+//!
+//! A pass that fails because a store is away is simply due again; nothing is counted or lost.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic_health::server::HealthReporter;
+
+use super::{EMBEDDED_LEASE_TTL, Parts, set_health};
+use crate::{circuit::Circuit, config::Settings, error::Error, outbox::sweeper::sweep};
+
+/// How often the stores are probed while all is well.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How often a store is probed that is away.
+const PROBE_AWAY_EVERY: Duration = Duration::from_millis(100);
+/// How long a store may take to answer a probe.
+const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
+/// Holds released in one pass.
+const EXPIRE_AT_ONCE: u64 = 200;
+
+/// Starts every worker of a server.
+pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) {
+    let ms = Duration::from_millis;
+    parts.tasks.spawn(probe_engine(parts.clone(), health.clone()));
+    parts.tasks.spawn(probe_database(parts.clone(), health));
+    parts.tasks.spawn(poll(parts.clone(), settings.clone()));
+    let grace = ms(settings.sweeper.grace_ms);
+    parts.tasks.spawn(every(parts.clone(), "sweeper", ms(settings.sweeper.interval_ms), {
+        let reservations = parts.reservations.clone();
+        move || {
+            let reservations = reservations.clone();
+            async move {
+                let settled = sweep(&reservations, grace).await?;
+                if settled > 0 {
+                    tracing::info!(settled, "the sweeper settled forgotten reservations");
+                }
+                Ok(())
+            }
+        }
+    }));
+    parts.tasks.spawn(every(parts.clone(), "expiry", ms(settings.holds.interval_ms), {
+        let reservations = parts.reservations.clone();
+        move || {
+            let reservations = reservations.clone();
+            async move {
+                while reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0 {}
+                Ok(())
+            }
+        }
+    }));
+    parts.tasks.spawn(every(parts.clone(), "catalog", ms(settings.catalog.refresh_ms), {
+        let (catalog, activities) = (parts.catalog.clone(), parts.activities.clone());
+        move || {
+            let (catalog, activities) = (catalog.clone(), activities.clone());
+            async move {
+                catalog.refresh().await?;
+                activities.move_by_clock().await.map(|_| ())
+            }
+        }
+    }));
+    if parts.lease.is_some() {
+        parts.tasks.spawn(keep_lease(parts.clone()));
+    }
+}
+
+/// Runs `pass` now and then, while both stores are there, until the shutdown.
+async fn every<F, W>(parts: Parts, name: &'static str, interval: Duration, pass: F)
+where
+    F: Fn() -> W,
+    W: Future<Output = Result<(), Error>>,
+{
+    while sleep(&parts, interval).await {
+        if parts.engine_circuit.is_open() || parts.database_circuit.is_open() {
+            continue;
+        }
+        if let Err(error) = pass().await {
+            note_failure(&parts, name, &error);
+        }
+    }
+}
+
+/// A fresh commit wakes the poller; the interval is the fallback.
+async fn poll(parts: Parts, settings: Settings) {
+    let poller = parts.poller(&settings);
+    let interval = Duration::from_millis(settings.outbox.poll_interval_ms);
+    loop {
+        tokio::select! {
+            () = parts.reservations.due.notified() => {}
+            () = tokio::time::sleep(interval) => {}
+            () = parts.shutdown.cancelled() => return,
+        }
+        while !parts.shutdown.is_cancelled() && !parts.database_circuit.is_open() {
+            match poller.run_once().await {
+                Ok(pass) if pass.made_progress() => {}
+                Ok(_) => break,
+                Err(error) => {
+                    note_failure(&parts, "poller", &error);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn note_failure(parts: &Parts, name: &str, error: &Error) {
+    match error {
+        Error::DatabaseUnavailable => parts.database_circuit.trip("a background pass failed"),
+        Error::EngineUnavailable => parts.engine_circuit.trip("a background pass failed"),
+        Error::Internal(cause) => tracing::error!(name, %cause, "a background pass failed"),
+        other => tracing::debug!(name, error = %other, "a background pass was put off"),
+    }
+}
+
+async fn probe_engine(parts: Parts, health: HealthReporter) {
+    while wait_for_probe(&parts, &parts.engine_circuit).await {
+        let probe = tokio::time::timeout(PROBE_LIMIT, parts.engine.probe());
+        match probe.await {
+            Ok(Ok(())) => parts.engine_circuit.close(),
+            Ok(Err(error)) => parts.engine_circuit.trip(&error.to_string()),
+            Err(_) => parts.engine_circuit.trip("no answer to a probe"),
+        }
+        follow(&parts, &health).await;
+    }
+}
+
+async fn probe_database(parts: Parts, health: HealthReporter) {
+    while wait_for_probe(&parts, &parts.database_circuit).await {
+        // No SQL future is dropped: a probe that takes too long is waited for, with the circuit
+        // open, before the next one.
+        let database = parts.database.clone();
+        let mut probe = parts.tasks.spawn(async move { database.read_clock().await });
+        let answer = match tokio::time::timeout(PROBE_LIMIT, &mut probe).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                parts.database_circuit.trip("no answer to a probe");
+                follow(&parts, &health).await;
+                probe.await
+            }
+        };
+        match answer {
+            Ok(Ok(())) => parts.database_circuit.close(),
+            Ok(Err(error)) => parts.database_circuit.trip(&error.to_string()),
+            Err(error) => parts.database_circuit.trip(&error.to_string()),
+        }
+        follow(&parts, &health).await;
+    }
+}
+
+/// Waits for the next probe; false when the server stops.
+async fn wait_for_probe(parts: &Parts, circuit: &Circuit) -> bool {
+    let pause = if circuit.is_open() { PROBE_AWAY_EVERY } else { PROBE_EVERY };
+    tokio::select! {
+        () = tokio::time::sleep(pause) => true,
+        () = circuit.tripped.notified() => sleep(parts, PROBE_AWAY_EVERY).await,
+        () = parts.shutdown.cancelled() => false,
+    }
+}
+
+/// Health follows both stores, both ways.
+async fn follow(parts: &Parts, health: &HealthReporter) {
+    if !parts.shutdown.is_cancelled() {
+        let away = parts.engine_circuit.is_open() || parts.database_circuit.is_open();
+        set_health(health, !away).await;
+    }
+}
+
+/// Renews the embedded engine's lease. Without it another process may have begun to sell, under a
+/// higher epoch that fences this one; there is nothing left to serve.
+async fn keep_lease(parts: Parts) {
+    let Some(lease) = parts.lease.clone() else { return };
+    while sleep(&parts, EMBEDDED_LEASE_TTL / 3).await {
+        match parts.database.renew_lease(&lease, EMBEDDED_LEASE_TTL).await {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::error!("another process took over the embedded engine: stopping");
+                parts.shutdown.cancel();
+            }
+            Err(error) => tracing::warn!(%error, "the embedded engine's lease was not renewed"),
+        }
+    }
+}
+
+/// Sleeps; false when the server stops meanwhile.
+async fn sleep(parts: &Parts, pause: Duration) -> bool {
+    let until = Instant::now() + pause;
+    tokio::select! {
+        () = tokio::time::sleep_until(until) => !parts.shutdown.is_cancelled(),
+        () = parts.shutdown.cancelled() => false,
+    }
+}

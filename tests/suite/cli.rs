@@ -1,0 +1,226 @@
+//! The binary as people and scripts run it: arguments, exit codes, stdout and stderr.
+
+use std::process::{Command, Output};
+
+/// Runs the binary in an empty directory, with nothing of ours in its environment.
+fn seckill(args: &[&str]) -> Output {
+    seckill_with(args, &[])
+}
+
+fn seckill_with(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let dir = tempfile::tempdir().expect("a directory");
+    Command::new(env!("CARGO_BIN_EXE_seckill"))
+        .args(args)
+        .current_dir(dir.path())
+        .env_clear()
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the binary runs")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+/// The one line of JSON on stdout.
+fn json(output: &Output) -> serde_json::Value {
+    let text = stdout(output);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn help_is_data_and_tells_the_exit_codes() {
+    let output = seckill(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stdout(&output).contains("69  a service is unavailable"));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn wrong_arguments_end_with_64() {
+    for args in [
+        &["--no-such-flag"][..],
+        &["no-such-command"],
+        &[],
+        &["reserve", "double-11"],
+        &["--timeout", "soon", "status"],
+        &["reservation"],
+        &["reservation", "r-1", "--request-id", "q-1"],
+        &["--server", "127.0.0.1:1", "status"],
+        &["--server", "ftp://127.0.0.1", "status"],
+        &["activity", "create", "-f", "no-such-file"],
+        &["serve", "--config", "no-such-file"],
+        &["serve", "--print-config", "--check-config"],
+    ] {
+        let output = seckill(args);
+        assert_eq!(
+            output.status.code(),
+            Some(64),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+        assert_eq!(stdout(&output), "", "{args:?}");
+        assert!(!stderr(&output).is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn the_version_is_printed() {
+    let output = seckill(&["version"]);
+    assert_eq!(
+        stdout(&output),
+        format!("seckill {}\n", env!("CARGO_PKG_VERSION"))
+    );
+    let output = seckill(&["version", "--output", "json"]);
+    assert_eq!(json(&output)["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn the_settings_in_force_are_printed_without_secrets() {
+    let args = ["serve", "--print-config", "--grpc-addr", "127.0.0.1:7000"];
+    let variables = [("SECKILL__DATABASE__URL", "postgres://app:hunter2@host/db")];
+    let output = seckill_with(&args, &variables);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(
+        text.contains("addr = \"127.0.0.1:7000\" # --grpc-addr\n"),
+        "{text}"
+    );
+    assert!(text.contains("postgres://app:***@host/db"), "{text}");
+    assert!(!text.contains("hunter2") && !stderr(&output).contains("hunter2"));
+
+    let output = seckill_with(&["serve", "--print-config", "--output", "json"], &variables);
+    assert_eq!(
+        json(&output)["database"]["url"],
+        "postgres://app:***@host/db"
+    );
+}
+
+#[test]
+fn what_is_printed_can_be_read_again() {
+    let printed = stdout(&seckill(&["serve", "--print-config"]));
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("settings.toml");
+    std::fs::write(&file, printed).expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    assert_eq!(
+        seckill(&["serve", "--check-config", "--config", file])
+            .status
+            .code(),
+        Some(0)
+    );
+    let variables = [("SECKILL_CONFIG", file)];
+    let output = seckill_with(&["serve", "--print-config"], &variables);
+    assert!(
+        stdout(&output).contains("settings.toml:"),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn settings_are_checked_before_anything_opens() {
+    let output = seckill(&["serve", "--check-config"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+
+    let variables = [
+        ("SECKILL__GRPC__MAX_CONECTIONS", "1"),
+        ("SECKILL__OUTBOX__BATCH", "many"),
+    ];
+    for args in [&["serve"][..], &["serve", "--check-config"]] {
+        let output = seckill_with(args, &variables);
+        assert_eq!(output.status.code(), Some(64));
+        let text = stderr(&output);
+        assert!(
+            text.contains("did you mean grpc.max_connections?"),
+            "{text}"
+        );
+        assert!(
+            text.contains("outbox.batch = \"many\" (SECKILL__OUTBOX__BATCH): must be"),
+            "{text}"
+        );
+    }
+    let output = seckill_with(&["serve", "--output", "json"], &variables);
+    assert_eq!(output.status.code(), Some(64));
+    assert_eq!(
+        json(&output)["error"]["violations"]
+            .as_array()
+            .map(Vec::len),
+        Some(2)
+    );
+}
+
+#[test]
+fn only_insecure_opens_the_server_to_others() {
+    let args = ["serve", "--check-config", "--grpc-addr", "0.0.0.0:50051"];
+    let output = seckill(&args);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(
+        stderr(&output).contains("--insecure"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(
+        seckill(&[&args[..], &["--insecure"]].concat())
+            .status
+            .code(),
+        Some(0)
+    );
+}
+
+#[test]
+fn the_example_file_is_printed() {
+    let output = seckill(&["serve", "--print-example-config"]);
+    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/config.example.toml");
+    assert_eq!(
+        stdout(&output),
+        std::fs::read_to_string(written).expect("the example")
+    );
+}
+
+#[test]
+fn every_shell_has_completions() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = seckill(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(stdout(&output).contains("warmup"), "{shell}");
+    }
+}
+
+#[test]
+fn without_a_server_it_says_how_to_start_one() {
+    // A port that was just free; nothing listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let server = format!("http://{}", free.local_addr().expect("an address"));
+    drop(free);
+    for args in [
+        &["health"][..],
+        &["status"],
+        &["reserve", "double-11", "phone-1", "u-1"],
+        &["watch", "double-11"],
+        &["activity", "list"],
+    ] {
+        let output = seckill(&[&["--server", &server], args].concat());
+        assert_eq!(
+            output.status.code(),
+            Some(69),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+        let expected = format!("error: no server at {server}: start one with `seckill serve`\n");
+        assert_eq!(stderr(&output), expected, "{args:?}");
+        assert_eq!(stdout(&output), "");
+    }
+    let output = seckill_with(
+        &["health", "--output", "json"],
+        &[("SECKILL_SERVER", &server)],
+    );
+    assert_eq!(output.status.code(), Some(69));
+    assert_eq!(json(&output)["error"]["code"], "UNAVAILABLE");
+    assert_eq!(json(&output)["error"]["reason"], "NO_SERVER");
+}

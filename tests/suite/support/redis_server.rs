@@ -1,0 +1,179 @@
+//! A Redis of its own for a test: on a free port, in a directory that goes away with it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+};
+
+use redis::{FromRedisValue, aio::MultiplexedConnection};
+use seckill::engine::{
+    embedded::{Dumped, DumpedContent},
+    redis::{RedisEngine, RedisSettings},
+};
+use tempfile::TempDir;
+
+use super::eventually;
+
+/// Stopped, by its process id, when it goes out of scope.
+#[derive(Debug)]
+pub(crate) struct RedisServer {
+    port: u16,
+    directory: TempDir,
+    options: Vec<String>,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// A server that keeps nothing on disk.
+    pub(crate) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// With an append-only file that is synced at every write.
+    pub(crate) async fn start_with_aof() -> Self {
+        Self::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).await
+    }
+
+    /// With options of the command line, which win over those here.
+    pub(crate) async fn start_with(options: &[&str]) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut server = Self {
+            port,
+            directory: tempfile::tempdir().unwrap(),
+            options: options.iter().map(ToString::to_string).collect(),
+            child: None,
+        };
+        server.start_again().await;
+        server
+    }
+
+    /// Starts the process, on the same port and directory as before.
+    pub(crate) async fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it runs already");
+        let binary = binary();
+        let mut command = Command::new(&binary);
+        command
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .args(["--enable-debug-command", "local", "--repl-diskless-sync-delay", "0"])
+            .args(["--logfile", "redis.log", "--dir"])
+            .arg(self.directory.path())
+            .args(&self.options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let child = command.spawn().unwrap_or_else(|error| {
+            panic!(
+                "{binary} can't be started ({error}): install redis-server 7 or newer, or name \
+                 one in SECKILL_TEST_REDIS_SERVER"
+            )
+        });
+        self.child = Some(child);
+        eventually("redis-server accepts connections", async || {
+            let mut connection = self.connect().await.ok()?;
+            match redis::cmd("PING").query_async::<String>(&mut connection).await {
+                Ok(_) => Some(()),
+                // Up, and wants a password.
+                Err(error) => (error.code() == Some("NOAUTH")).then_some(()),
+            }
+        })
+        .await;
+    }
+
+    /// Kills the process on the spot.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+
+    /// Kills it and starts it again.
+    pub(crate) async fn restart(&mut self) {
+        self.kill();
+        self.start_again().await;
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) async fn engine(&self) -> RedisEngine {
+        RedisEngine::connect(&RedisSettings::new(self.url())).await.unwrap()
+    }
+
+    /// A connection past the engine, to look and to meddle.
+    pub(crate) async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let timeout = Some(std::time::Duration::from_secs(5));
+        let config = redis::AsyncConnectionConfig::new()
+            .set_response_timeout(timeout)
+            .set_connection_timeout(timeout);
+        let client = redis::Client::open(self.url())?;
+        client.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// Runs one command, past the engine.
+    pub(crate) async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut connection = self.connect().await.unwrap();
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(word);
+        }
+        command.query_async(&mut connection).await.unwrap_or_else(|e| panic!("{words:?}: {e}"))
+    }
+
+    /// Everything it holds, as [`seckill::engine::embedded::EmbeddedEngine::dump`] shows it.
+    pub(crate) async fn dump(&self) -> BTreeMap<String, Dumped> {
+        let mut connection = self.connect().await.unwrap();
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg("*").query_async(&mut connection).await.unwrap();
+        let mut dump = BTreeMap::new();
+        for key in keys {
+            if let Some(dumped) = dump_key(&mut connection, &key).await {
+                dump.insert(key, dumped);
+            }
+        }
+        dump
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn dump_key(connection: &mut MultiplexedConnection, key: &str) -> Option<Dumped> {
+    async fn ask<T: FromRedisValue>(connection: &mut MultiplexedConnection, words: &[&str]) -> T {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(word);
+        }
+        command.query_async(connection).await.unwrap()
+    }
+    let kind: String = ask(connection, &["TYPE", key]).await;
+    let content = match kind.as_str() {
+        // Gone since: its time was over.
+        "none" => return None,
+        "string" => DumpedContent::Text(ask(connection, &["GET", key]).await),
+        "hash" => DumpedContent::Hash(ask(connection, &["HGETALL", key]).await),
+        "set" => {
+            let members: Vec<Vec<u8>> = ask(connection, &["SMEMBERS", key]).await;
+            DumpedContent::Set(BTreeSet::from_iter(members))
+        }
+        "zset" => DumpedContent::SortedSet(
+            ask(connection, &["ZRANGE", key, "0", "-1", "WITHSCORES"]).await,
+        ),
+        other => panic!("no dump of a {other}"),
+    };
+    let expires_at: i64 = ask(connection, &["PEXPIRETIME", key]).await;
+    Some(Dumped { content, expires_at: (expires_at >= 0).then_some(expires_at) })
+}
+
+#[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the server")]
+fn binary() -> String {
+    std::env::var("SECKILL_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
