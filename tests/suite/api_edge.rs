@@ -1,12 +1,15 @@
 //! What hostile, late and curious callers hear from the edge, over a real connection.
+//!
+//! Most calls go through a bare HTTP/2 client: tonic's own would mend them, and it watches their
+//! deadlines itself.
 
 use std::time::Duration;
 
 use h2::{
-    SendStream,
+    RecvStream, SendStream,
     client::{ResponseFuture, SendRequest},
 };
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, Response};
 use prost::Message as _;
 use seckill::{
     api::pb,
@@ -79,22 +82,31 @@ impl Edge {
 /// How a call ended.
 #[derive(Debug)]
 struct Answer {
+    /// With the trailers.
     headers: HeaderMap,
+    /// Of the body, messages and their headers.
+    bytes: usize,
     status: Status,
 }
 
 impl Answer {
     async fn read(response: ResponseFuture) -> Self {
-        let (parts, mut body) = response.await.unwrap().into_parts();
+        Self::of(response.await.unwrap()).await
+    }
+
+    async fn of(response: Response<RecvStream>) -> Self {
+        let (parts, mut body) = response.into_parts();
         assert_eq!(parts.status, 200);
         let mut headers = parts.headers;
+        let mut bytes = 0;
         while let Some(data) = body.data().await {
             let len = data.unwrap().len();
             body.flow_control().release_capacity(len).unwrap();
+            bytes += len;
         }
         headers.extend(body.trailers().await.unwrap().unwrap_or_default());
         let status = Status::from_header_map(&headers).expect("a status");
-        Self { headers, status }
+        Self { headers, bytes, status }
     }
 
     fn reason(&self) -> String {
@@ -219,6 +231,54 @@ async fn a_stream_ends_at_its_deadline() {
     let answer = tokio::time::timeout(Duration::from_secs(5), watch).await.unwrap();
     answer.expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
     assert!(begun.elapsed() >= Duration::from_millis(200));
+}
+
+/// A WatchStockRequest for an activity that is there.
+async fn watch_of_an_activity(edge: &Edge) -> Vec<u8> {
+    let mut admin = pb::seckill_admin_client::SeckillAdminClient::new(edge.channel.clone());
+    let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    let offer = pb::OfferSpec {
+        sku_id: "s-1".into(),
+        title: "A phone".into(),
+        currency_code: "CNY".into(),
+        total: 10,
+        ..Default::default()
+    };
+    let spec = Some(pb::ActivitySpec {
+        activity_id: "a-1".into(),
+        title: "双十一".into(),
+        start_time: time(4_000_000_000),
+        end_time: time(4_000_003_600),
+        retention: None,
+        offers: vec![offer],
+    });
+    admin.create_activity(pb::CreateActivityRequest { spec }).await.unwrap();
+    let request = pb::WatchStockRequest { activity_id: "a-1".into(), ..Default::default() };
+    framed(&request.encode_to_vec())
+}
+
+#[tokio::test]
+async fn a_watch_ends_at_its_deadline() {
+    let edge = Edge::start().await;
+    let body = watch_of_an_activity(&edge).await;
+    let begun = Instant::now();
+    let answer = edge.raw(WATCH_STOCK, &[("grpc-timeout", "300m")], &body).await;
+    answer.expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(answer.bytes > 0, "the snapshot came first");
+}
+
+#[tokio::test]
+async fn a_watch_ends_with_shutting_down_when_the_server_does() {
+    let edge = Edge::start().await;
+    let body = watch_of_an_activity(&edge).await;
+    let (response, mut send) = edge.open(WATCH_STOCK, &[]).await;
+    send.send_data(body.into(), true).unwrap();
+    let response = response.await.unwrap();
+    edge.server.parts.shutdown.cancel();
+    let answer = Answer::of(response).await;
+    answer.expect(Code::Unavailable, "SHUTTING_DOWN");
+    assert_eq!(answer.headers["grpc-retry-pushback-ms"], "50");
 }
 
 #[tokio::test]
