@@ -180,9 +180,7 @@ struct Context {
 impl Context {
     /// The settings of this process under these flags.
     fn settings(&self, flags: Vec<Flag>) -> Result<Loaded, Failure> {
-        Sources::of_process(self.global.config.clone(), flags)
-            .load()
-            .map_err(Failure::Settings)
+        Sources::of_process(self.global.config.clone(), flags).load().map_err(Failure::Settings)
     }
 }
 
@@ -194,10 +192,7 @@ pub fn main() -> Exit {
         Ok(cli) => cli,
         Err(exit) => return exit,
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             let failure = Failure::Internal(format!("no runtime: {error}"));
@@ -215,10 +210,7 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
     Cli::try_parse_from(args).map_err(|error| {
         // Nothing can be done where even this can't be printed.
         let _ = error.print();
-        if matches!(
-            error.kind(),
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-        ) {
+        if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
             Exit::Ok
         } else {
             Exit::Usage
@@ -228,10 +220,7 @@ fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
 
 /// Runs one command to its end.
 pub async fn run(cli: Cli) -> Exit {
-    let context = Context {
-        printer: Printer::new(cli.global.output),
-        global: cli.global,
-    };
+    let context = Context { printer: Printer::new(cli.global.output), global: cli.global };
     let command = AssertUnwindSafe(dispatch(cli.command, &context));
     match command.catch_unwind().await {
         Ok(Ok(exit)) => exit,
@@ -276,11 +265,7 @@ mod tests {
     #[test]
     fn every_command_says_what_it_does() {
         for command in Cli::command().get_subcommands() {
-            assert!(
-                command.get_about().is_some(),
-                "{} has no help",
-                command.get_name()
-            );
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
         }
     }
 }

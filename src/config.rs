@@ -404,12 +404,7 @@ impl Settings {
         const ENGINES: &[&str] = &["redis", "rediss", "valkey", "valkeys", "redis+unix", "unix"];
         const DATABASES: &[&str] = &["sqlite", "postgres", "postgresql", "mysql", "mariadb"];
         let urls = [
-            (
-                "engine.url",
-                &self.engine.url,
-                ENGINES,
-                "empty or redis://host:port",
-            ),
+            ("engine.url", &self.engine.url, ENGINES, "empty or redis://host:port"),
             (
                 "database.url",
                 &self.database.url,
@@ -494,9 +489,7 @@ pub fn no_color() -> bool {
 /// The log filter in RUST_LOG, if there is one.
 #[must_use]
 pub fn rust_log() -> Option<String> {
-    std::env::var("RUST_LOG")
-        .ok()
-        .filter(|filter| !filter.is_empty())
+    std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty())
 }
 
 #[cfg(test)]

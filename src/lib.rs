@@ -2,6 +2,7 @@
 pub mod activities;
 pub mod admission;
 pub mod api;
+pub mod books;
 pub mod circuit;
 pub mod cli;
 pub mod config;

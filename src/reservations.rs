@@ -35,7 +35,7 @@ use crate::{
     engine::{
         EngineError,
         batcher::{Caller, TakeError, TakeReply},
-        scripts::{GivenBack, Record, Refusal, Take, Taken, Unacked},
+        scripts::{GivenBack, Held, Record, Refusal, Take, Taken},
     },
     entity::outbox,
     error::Error,
@@ -263,7 +263,7 @@ impl Reservations {
         self: &Arc<Self>,
         offer: &Arc<Offer>,
         epoch: u64,
-        entry: Unacked,
+        entry: Held,
     ) -> Result<(), Error> {
         let row = NewRow {
             offer: offer.key.clone(),

@@ -27,11 +27,7 @@ pub fn init(settings: &LogSettings) -> Result<(), String> {
         .with_span_events(FmtSpan::NONE)
         .with_ansi(!json && io::stderr().is_terminal() && !config::no_color());
     // It fails only when there is a log already.
-    let _ = if json {
-        builder.json().flatten_event(true).try_init()
-    } else {
-        builder.try_init()
-    };
+    let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.try_init() };
     Ok(())
 }
 
@@ -54,20 +50,14 @@ mod tests {
     use crate::config::Level;
 
     fn shown(level: Level, rust_log: Option<&str>) -> Result<String, String> {
-        let settings = LogSettings {
-            level,
-            ..LogSettings::default()
-        };
+        let settings = LogSettings { level, ..LogSettings::default() };
         filter(&settings, rust_log.map(str::to_owned)).map(|filter| filter.to_string())
     }
 
     #[test]
     fn the_level_is_the_settings_and_libraries_are_quiet() {
         let filter = shown(Level::Info, None).expect("a filter");
-        assert!(
-            filter.contains("info") && filter.contains("h2=warn"),
-            "{filter}"
-        );
+        assert!(filter.contains("info") && filter.contains("h2=warn"), "{filter}");
     }
 
     #[test]

@@ -60,19 +60,10 @@ pub struct Move {
 /// Calls one of the rpcs that move an activity; they differ in name only.
 macro_rules! move_activity {
     ($client:expr, $to:expr, $rpc:ident, $request:ident) => {{
-        let Move {
-            activity_id,
-            reason,
-        } = $to;
-        let request = pb::$request {
-            activity_id,
-            reason,
-        };
+        let Move { activity_id, reason } = $to;
+        let request = pb::$request { activity_id, reason };
         let mut admin = $client.admin();
-        $client
-            .call(request, async |request| admin.$rpc(request).await)
-            .await?
-            .activity
+        $client.call(request, async |request| admin.$rpc(request).await).await?.activity
     }};
 }
 
@@ -89,9 +80,7 @@ impl Activity {
             Self::Create { .. } => {
                 let request = pb::CreateActivityRequest { spec };
                 client
-                    .call(request, async |request| {
-                        admin.create_activity(request).await
-                    })
+                    .call(request, async |request| admin.create_activity(request).await)
                     .await?
                     .activity
             }
@@ -103,9 +92,7 @@ impl Activity {
                     .activity
             }
             Self::List { state } => {
-                context
-                    .printer
-                    .answer(&json!({"activities": list(&client, state).await?}));
+                context.printer.answer(&json!({"activities": list(&client, state).await?}));
                 return Ok(Exit::Ok);
             }
             Self::Approve(to) => {
@@ -116,9 +103,7 @@ impl Activity {
             Self::End(to) => move_activity!(client, to, end_activity, EndActivityRequest),
             Self::Settle(to) => move_activity!(client, to, settle_activity, SettleActivityRequest),
         };
-        context
-            .printer
-            .answer(&json::activity(&activity.unwrap_or_default()));
+        context.printer.answer(&json::activity(&activity.unwrap_or_default()));
         Ok(Exit::Ok)
     }
 }
@@ -133,11 +118,8 @@ async fn list(client: &Client, state: Option<pb::ActivityState>) -> Result<Value
             page_token,
             state: state.unwrap_or(pb::ActivityState::Unspecified).into(),
         };
-        let page = client
-            .call(request, async |request| {
-                admin.list_activities(request).await
-            })
-            .await?;
+        let page =
+            client.call(request, async |request| admin.list_activities(request).await).await?;
         activities.extend(page.activities.iter().map(json::activity_line));
         page_token = page.next_page_token;
         if page_token.is_empty() {
@@ -226,10 +208,7 @@ fn parse_spec(text: &str, now: Timestamp) -> Result<pb::ActivitySpec, String> {
 }
 
 fn seconds(seconds: Option<u32>) -> Option<prost_types::Duration> {
-    seconds.map(|seconds| prost_types::Duration {
-        seconds: seconds.into(),
-        nanos: 0,
-    })
+    seconds.map(|seconds| prost_types::Duration { seconds: seconds.into(), nanos: 0 })
 }
 
 #[cfg(test)]
@@ -261,14 +240,8 @@ mod tests {
                             "currency_code": "CNY", "total": 5}]}"#,
         )
         .expect("a sale");
-        assert_eq!(
-            spec.start_time.expect("set").to_string(),
-            "2026-11-11T00:00:10Z"
-        );
-        assert_eq!(
-            spec.end_time.expect("set").to_string(),
-            "2026-11-11T01:00:10Z"
-        );
+        assert_eq!(spec.start_time.expect("set").to_string(), "2026-11-11T00:00:10Z");
+        assert_eq!(spec.end_time.expect("set").to_string(), "2026-11-11T01:00:10Z");
         assert_eq!(spec.offers[0].sku_id, "007");
         assert_eq!(spec.retention, None);
     }
@@ -278,41 +251,19 @@ mod tests {
         for (from, to, message) in [
             ("total:", "totl:", "offers[0]: unknown field `totl`"),
             ("title:", "titel:", "unknown field `titel`"),
-            (
-                "sku_id: phone",
-                "sku_id: 1234",
-                "offers[0].sku_id: invalid type: integer `1234`",
-            ),
-            (
-                "start_time: now",
-                "start_time: soon",
-                "start_time = \"soon\": must be RFC 3339",
-            ),
-            (
-                "end_time: +1h",
-                "end_time: later",
-                "end_time = \"later\": must be RFC 3339",
-            ),
-            (
-                "activity_id: double-11\n",
-                "",
-                "missing field `activity_id`",
-            ),
+            ("sku_id: phone", "sku_id: 1234", "offers[0].sku_id: invalid type: integer `1234`"),
+            ("start_time: now", "start_time: soon", "start_time = \"soon\": must be RFC 3339"),
+            ("end_time: +1h", "end_time: later", "end_time = \"later\": must be RFC 3339"),
+            ("activity_id: double-11\n", "", "missing field `activity_id`"),
         ] {
             let error = parse(&EXAMPLE.replacen(from, to, 1)).expect_err(message);
-            assert!(
-                error.starts_with(message),
-                "{error:?} should start with {message:?}"
-            );
+            assert!(error.starts_with(message), "{error:?} should start with {message:?}");
         }
     }
 
     #[test]
     fn a_state_is_named_in_any_case() {
-        assert_eq!(
-            parse_state("pending_review"),
-            Ok(pb::ActivityState::PendingReview)
-        );
+        assert_eq!(parse_state("pending_review"), Ok(pb::ActivityState::PendingReview));
         assert_eq!(parse_state("ACTIVE"), Ok(pb::ActivityState::Active));
         assert!(parse_state("open").is_err());
     }

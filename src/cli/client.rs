@@ -29,10 +29,7 @@ impl Client {
     /// Connects to the server of the command line.
     pub(super) async fn connect(global: &Global) -> Result<Self, Failure> {
         let channel = connect(&global.server, global.timeout).await?;
-        Ok(Self {
-            channel,
-            timeout: global.timeout,
-        })
+        Ok(Self { channel, timeout: global.timeout })
     }
 
     pub(super) fn channel(&self) -> Channel {
@@ -76,10 +73,7 @@ pub(super) async fn connect(server: &str, timeout: Duration) -> Result<Channel, 
         .keep_alive_timeout(Duration::from_secs(10))
         .connect()
         .await
-        .map_err(|error| Failure::NoServer {
-            server: server.to_owned(),
-            cause: root_cause(&error),
-        })
+        .map_err(|error| Failure::NoServer { server: server.to_owned(), cause: root_cause(&error) })
 }
 
 /// One call with a deadline, which the server is told.

@@ -55,32 +55,17 @@ pub struct Finding {
 
 impl Finding {
     pub fn ok(check: &str, text: impl Into<String>) -> Self {
-        Self {
-            level: Level::Ok,
-            check: check.to_owned(),
-            text: text.into(),
-            change: None,
-        }
+        Self { level: Level::Ok, check: check.to_owned(), text: text.into(), change: None }
     }
 
     pub fn warn(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
         let change = Some(change.into());
-        Self {
-            level: Level::Warn,
-            check: check.to_owned(),
-            text: text.into(),
-            change,
-        }
+        Self { level: Level::Warn, check: check.to_owned(), text: text.into(), change }
     }
 
     pub fn error(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
         let change = Some(change.into());
-        Self {
-            level: Level::Error,
-            check: check.to_owned(),
-            text: text.into(),
-            change,
-        }
+        Self { level: Level::Error, check: check.to_owned(), text: text.into(), change }
     }
 }
 
@@ -103,11 +88,7 @@ impl Doctor {
         findings.extend(check_database(settings).await);
         show(context.printer, &findings);
         let worst = findings.iter().map(|finding| finding.level).max();
-        Ok(if worst == Some(Level::Error) {
-            Exit::Unavailable
-        } else {
-            Exit::Ok
-        })
+        Ok(if worst == Some(Level::Error) { Exit::Unavailable } else { Exit::Ok })
     }
 }
 
@@ -122,11 +103,7 @@ fn show(printer: Printer, findings: &[Finding]) {
 /// Findings for people: one line each, and below it what to change.
 #[must_use]
 pub fn rendered(findings: &[Finding]) -> String {
-    let width = findings
-        .iter()
-        .map(|finding| finding.check.len())
-        .max()
-        .unwrap_or(0);
+    let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for finding in findings {
         let mark = match finding.level {
@@ -134,20 +111,12 @@ pub fn rendered(findings: &[Finding]) -> String {
             Level::Warn => "warn ",
             Level::Error => "ERROR",
         };
-        lines.push(format!(
-            "{mark}  {:width$}  {}",
-            finding.check, finding.text
-        ));
+        lines.push(format!("{mark}  {:width$}  {}", finding.check, finding.text));
         if let Some(change) = &finding.change {
             lines.push(format!("       {:width$}  -> {change}", ""));
         }
     }
-    let count = |level| {
-        findings
-            .iter()
-            .filter(|finding| finding.level == level)
-            .count()
-    };
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     lines.push(match (count(Level::Error), count(Level::Warn)) {
         (0, 0) => "all is well".to_owned(),
         (errors, warnings) => format!("errors: {errors}, warnings: {warnings}"),
@@ -168,10 +137,7 @@ fn check_settings(loaded: &Loaded) -> Finding {
         Some(path) => format!("from {}", path.display()),
         None => "no file".to_owned(),
     };
-    Finding::ok(
-        "settings",
-        format!("valid; {from}, {} set", loaded.origins.len()),
-    )
+    Finding::ok("settings", format!("valid; {from}, {} set", loaded.origins.len()))
 }
 
 fn check_exposure(settings: &Settings) -> Option<Finding> {
@@ -221,9 +187,7 @@ fn check_own_clock(now: TimeMs) -> Finding {
 /// back is the error of the comparison.
 #[must_use]
 pub fn check_clock(check: &str, before: TimeMs, theirs: TimeMs, after: TimeMs) -> Finding {
-    let middle = before
-        .0
-        .saturating_add(after.since(before).as_millis() as i64 / 2);
+    let middle = before.0.saturating_add(after.since(before).as_millis() as i64 / 2);
     let offset_ms = theirs.0.saturating_sub(middle);
     let error_ms = (after.since(before).as_millis() / 2) as u64;
     let text = format!("{offset_ms:+} ms from this machine (to within {error_ms} ms)");
@@ -241,27 +205,15 @@ pub fn check_clock(check: &str, before: TimeMs, theirs: TimeMs, after: TimeMs) -
 /// HOOK: whether the engine answers, may be written to, and keeps what it is given
 /// (`maxmemory-policy noeviction`, `appendonly`).
 async fn check_engine(settings: &Settings) -> Vec<Finding> {
-    let kind = if settings.engine.url.expose().is_empty() {
-        "embedded"
-    } else {
-        "redis"
-    };
-    vec![Finding::warn(
-        "engine",
-        format!("{kind}: not looked at"),
-        "nothing; this build can't",
-    )]
+    let kind = if settings.engine.url.expose().is_empty() { "embedded" } else { "redis" };
+    vec![Finding::warn("engine", format!("{kind}: not looked at"), "nothing; this build can't")]
 }
 
 /// HOOK: whether the database answers, its schema is current, and its clock agrees
 /// ([`check_clock`]).
 async fn check_database(settings: &Settings) -> Vec<Finding> {
     let url = &settings.database.url;
-    vec![Finding::warn(
-        "database",
-        format!("{url}: not looked at"),
-        "nothing; this build can't",
-    )]
+    vec![Finding::warn("database", format!("{url}: not looked at"), "nothing; this build can't")]
 }
 
 #[cfg(test)]

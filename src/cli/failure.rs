@@ -59,12 +59,7 @@ impl From<&Status> for RpcFailure {
         Self {
             code,
             reason: details.error_info().map(|info| info.reason.clone()),
-            message: if message.is_empty() {
-                code.description()
-            } else {
-                message
-            }
-            .to_owned(),
+            message: if message.is_empty() { code.description() } else { message }.to_owned(),
             violations: details
                 .bad_request()
                 .map(|bad| bad.field_violations.as_slice())
@@ -153,11 +148,7 @@ impl Failure {
             Self::Settings(error) => match error.problems.as_slice() {
                 [problem] => problem.clone(),
                 problems => {
-                    format!(
-                        "{} settings are wrong\n  {}",
-                        problems.len(),
-                        problems.join("\n  ")
-                    )
+                    format!("{} settings are wrong\n  {}", problems.len(), problems.join("\n  "))
                 }
             },
             Self::NoServer { server, .. } => {
@@ -174,27 +165,15 @@ impl Failure {
         let (code, reason, violations, retry_after) = match self {
             Self::Usage(_) => (Code::InvalidArgument, Some("USAGE"), Vec::new(), None),
             Self::Settings(error) => {
-                let all = error
-                    .problems
-                    .iter()
-                    .map(|problem| violation("", problem))
-                    .collect();
+                let all = error.problems.iter().map(|problem| violation("", problem)).collect();
                 (Code::InvalidArgument, Some("SETTINGS"), all, None)
             }
             Self::NoServer { .. } => (Code::Unavailable, Some("NO_SERVER"), Vec::new(), None),
             Self::Unavailable(_) => (Code::Unavailable, None, Vec::new(), None),
             Self::Internal(_) => (Code::Internal, None, Vec::new(), None),
             Self::Rpc(rpc) => {
-                let all = rpc
-                    .violations
-                    .iter()
-                    .map(|(field, text)| violation(field, text));
-                (
-                    rpc.code,
-                    rpc.reason.as_deref(),
-                    all.collect(),
-                    rpc.retry_after,
-                )
+                let all = rpc.violations.iter().map(|(field, text)| violation(field, text));
+                (rpc.code, rpc.reason.as_deref(), all.collect(), rpc.retry_after)
             }
         };
         let message = match self {
@@ -281,10 +260,7 @@ mod tests {
             "offer a/s is frozen",
             details,
         ));
-        assert_eq!(
-            failure.text(),
-            "offer a/s is frozen (OFFER_FROZEN)\n  retry after 500 ms"
-        );
+        assert_eq!(failure.text(), "offer a/s is frozen (OFFER_FROZEN)\n  retry after 500 ms");
         assert_eq!(failure.exit(), Exit::Unavailable);
         assert_eq!(
             failure.json(),
@@ -301,15 +277,9 @@ mod tests {
     #[test]
     fn an_error_without_details_shows_its_code() {
         let failure = Failure::from(Status::unimplemented("this server does not offer it yet"));
-        assert_eq!(
-            failure.text(),
-            "this server does not offer it yet (UNIMPLEMENTED)"
-        );
+        assert_eq!(failure.text(), "this server does not offer it yet (UNIMPLEMENTED)");
         assert_eq!(failure.json()["error"]["reason"], Value::Null);
         let failure = Failure::from(Status::cancelled("Timeout expired"));
-        assert_eq!(
-            failure.text(),
-            "no answer within the timeout (DEADLINE_EXCEEDED)"
-        );
+        assert_eq!(failure.text(), "no answer within the timeout (DEADLINE_EXCEEDED)");
     }
 }

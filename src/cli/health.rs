@@ -20,12 +20,8 @@ impl Health {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let client = Client::connect(&context.global).await?;
         let mut health = HealthClient::new(client.channel());
-        let request = HealthCheckRequest {
-            service: self.service.clone(),
-        };
-        let answer = client
-            .call(request, async |request| health.check(request).await)
-            .await?;
+        let request = HealthCheckRequest { service: self.service.clone() };
+        let answer = client.call(request, async |request| health.check(request).await).await?;
         let status = answer.status();
         context.printer.answer(&json!({
             "service": self.service,

@@ -174,12 +174,6 @@ mod tests {
         assert_eq!(value["reserve_time"], "2026-11-11T00:00:00.250Z");
         assert_eq!(value["expire_time"], Value::Null);
         assert_eq!(reserve_outcome(99), "UNKNOWN_99");
-        assert_eq!(
-            span(Some(&Duration {
-                seconds: 900,
-                nanos: 0
-            })),
-            Some("900s".to_owned())
-        );
+        assert_eq!(span(Some(&Duration { seconds: 900, nanos: 0 })), Some("900s".to_owned()));
     }
 }

@@ -57,10 +57,8 @@ impl Migrate {
         }
         let steps = status(database).await?;
         let all = steps.iter().all(|step| step.applied);
-        let rows: Value = steps
-            .iter()
-            .map(|step| json!({"step": step.name, "applied": step.applied}))
-            .collect();
+        let rows: Value =
+            steps.iter().map(|step| json!({"step": step.name, "applied": step.applied})).collect();
         context.printer.answer(&json!({"steps": rows}));
         match self.direction {
             Direction::Status => Ok(Exit::of(all)),
@@ -72,23 +70,17 @@ impl Migrate {
 /// HOOK: applies the next `steps`, or all that are missing.
 async fn up(database: &DatabaseSettings, steps: Option<u32>) -> Result<(), Failure> {
     let _ = (database, steps);
-    Err(Failure::Internal(
-        "migrations are not part of this build".to_owned(),
-    ))
+    Err(Failure::Internal("migrations are not part of this build".to_owned()))
 }
 
 /// HOOK: takes the newest `steps` back.
 async fn down(database: &DatabaseSettings, steps: u32) -> Result<(), Failure> {
     let _ = (database, steps);
-    Err(Failure::Internal(
-        "migrations are not part of this build".to_owned(),
-    ))
+    Err(Failure::Internal("migrations are not part of this build".to_owned()))
 }
 
 /// HOOK: every step in order.
 async fn status(database: &DatabaseSettings) -> Result<Vec<Step>, Failure> {
     let _ = database;
-    Err(Failure::Internal(
-        "migrations are not part of this build".to_owned(),
-    ))
+    Err(Failure::Internal("migrations are not part of this build".to_owned()))
 }

@@ -21,10 +21,7 @@ pub(super) struct Printer {
 
 impl Printer {
     pub(super) fn new(output: Output) -> Self {
-        Self {
-            output,
-            color: io::stderr().is_terminal() && !config::no_color(),
-        }
+        Self { output, color: io::stderr().is_terminal() && !config::no_color() }
     }
 
     pub(super) fn is_json(self) -> bool {
@@ -81,14 +78,8 @@ impl Printer {
 
 /// The hook of panics: one line, since the exit code says the rest.
 pub(super) fn panicked(info: &PanicHookInfo<'_>) {
-    let text = info
-        .payload_as_str()
-        .unwrap_or("no message")
-        .replace('\n', " ");
-    let place = info
-        .location()
-        .map(|place| format!(" at {place}"))
-        .unwrap_or_default();
+    let text = info.payload_as_str().unwrap_or("no message").replace('\n', " ");
+    let place = info.location().map(|place| format!(" at {place}")).unwrap_or_default();
     tracing::error!(place, text, "panic");
     note_line(&format!("seckill: a fault of ours{place}: {text}"));
 }
@@ -112,11 +103,7 @@ pub(super) fn table_of(answer: &Value) -> String {
         parts.push(trimmed(&table));
     }
     for (name, rows) in lists {
-        parts.push(if rows.is_empty() {
-            format!("no {name}")
-        } else {
-            list_table(rows)
-        });
+        parts.push(if rows.is_empty() { format!("no {name}") } else { list_table(rows) });
     }
     parts.join("\n\n")
 }
@@ -141,9 +128,7 @@ pub(super) fn list_table(rows: &[Value]) -> String {
 
 fn plain_table() -> Table {
     let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
 }
 
@@ -151,12 +136,7 @@ fn plain_table() -> Table {
 fn trimmed(table: &Table) -> String {
     let lines: Vec<String> = table
         .lines()
-        .map(|line| {
-            line.strip_prefix(' ')
-                .unwrap_or(&line)
-                .trim_end()
-                .to_owned()
-        })
+        .map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned())
         .collect();
     lines.join("\n")
 }
@@ -168,11 +148,7 @@ fn collect<'a>(
     lists: &mut Vec<(String, &'a Vec<Value>)>,
 ) {
     for (name, value) in value.as_object().into_iter().flatten() {
-        let name = if prefix.is_empty() {
-            name.clone()
-        } else {
-            format!("{prefix}.{name}")
-        };
+        let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
         match value {
             Value::Null => {}
             Value::Object(_) => collect(&name, value, facts, lists),

@@ -27,9 +27,7 @@ pub struct Reserve {
 impl Reserve {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let client = Client::connect(&context.global).await?;
-        let request_id = self
-            .request_id
-            .unwrap_or_else(|| Uuid::now_v7().to_string());
+        let request_id = self.request_id.unwrap_or_else(|| Uuid::now_v7().to_string());
         let request = pb::ReserveRequest {
             activity_id: self.activity_id,
             sku_id: self.sku_id,
@@ -38,9 +36,7 @@ impl Reserve {
             request_id: request_id.clone(),
         };
         let mut seckill = client.seckill();
-        let answer = client
-            .call(request, async |request| seckill.reserve(request).await)
-            .await;
+        let answer = client.call(request, async |request| seckill.reserve(request).await).await;
         if let Err(Failure::Rpc(rpc)) = &answer
             && rpc.is_passing()
         {
@@ -88,17 +84,12 @@ impl Release {
             reason: self.reason,
         };
         let mut seckill = client.seckill();
-        let answer = client
-            .call(request, async |request| seckill.release(request).await)
-            .await?;
+        let answer = client.call(request, async |request| seckill.release(request).await).await?;
         context.printer.answer(&json!({
             "outcome": json::release_outcome(answer.outcome),
             "remaining": answer.remaining,
         }));
-        let released = [
-            pb::ReleaseOutcome::Released,
-            pb::ReleaseOutcome::AlreadyReleased,
-        ];
+        let released = [pb::ReleaseOutcome::Released, pb::ReleaseOutcome::AlreadyReleased];
         Ok(Exit::of(released.contains(&answer.outcome())))
     }
 }
@@ -126,9 +117,7 @@ impl Confirm {
             reservation_id: self.reservation_id,
         };
         let mut seckill = client.seckill();
-        let answer = client
-            .call(request, async |request| seckill.confirm(request).await)
-            .await?;
+        let answer = client.call(request, async |request| seckill.confirm(request).await).await?;
         context.printer.answer(&json!({
             "outcome": json::confirm_outcome(answer.outcome),
             "reservation": answer.reservation.as_ref().map(json::reservation),
@@ -171,19 +160,14 @@ impl Get {
                 })
             }
             (None, _, _) => {
-                return Err(Failure::Usage(
-                    "name the reservation or the attempt".to_owned(),
-                ));
+                return Err(Failure::Usage("name the reservation or the attempt".to_owned()));
             }
         };
         let client = Client::connect(&context.global).await?;
         let request = pb::GetReservationRequest { by: Some(by) };
         let mut seckill = client.seckill();
-        let answer = client
-            .call(request, async |request| {
-                seckill.get_reservation(request).await
-            })
-            .await?;
+        let answer =
+            client.call(request, async |request| seckill.get_reservation(request).await).await?;
         let refusal = match answer.refusal() {
             pb::ReserveOutcome::Unspecified => Value::Null,
             _ => json::reserve_outcome(answer.refusal).into(),

@@ -6,8 +6,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::{Context, Exit, failure::Failure};
+use tokio::signal::unix::{SignalKind, signal};
+
 use crate::{
     config::{self, Flag, Settings},
+    database,
+    engine::redis,
+    server::{Server, StartError},
     telemetry,
 };
 
@@ -42,17 +47,9 @@ pub struct Serve {
 
 /// Flags for settings that keep everything in memory, on a free port.
 pub(super) fn ephemeral(name: &'static str) -> Vec<Flag> {
-    [
-        ("grpc.addr", "127.0.0.1:0"),
-        ("engine.url", ""),
-        ("database.url", "sqlite::memory:"),
-    ]
-    .map(|(key, value)| Flag {
-        name,
-        key,
-        value: value.to_owned(),
-    })
-    .to_vec()
+    [("grpc.addr", "127.0.0.1:0"), ("engine.url", ""), ("database.url", "sqlite::memory:")]
+        .map(|(key, value)| Flag { name, key, value: value.to_owned() })
+        .to_vec()
 }
 
 impl Serve {
@@ -62,10 +59,7 @@ impl Serve {
             return Ok(Exit::Ok);
         }
         let loaded = context.settings(self.flags())?;
-        loaded
-            .settings
-            .check_exposure(self.insecure)
-            .map_err(Failure::Settings)?;
+        loaded.settings.check_exposure(self.insecure).map_err(Failure::Settings)?;
         if self.print_config {
             if context.printer.is_json() {
                 context.printer.answer(&json!(loaded.settings));
@@ -95,11 +89,7 @@ impl Serve {
     }
 
     fn flags(&self) -> Vec<Flag> {
-        let mut flags = if self.ephemeral {
-            ephemeral("--ephemeral")
-        } else {
-            Vec::new()
-        };
+        let mut flags = if self.ephemeral { ephemeral("--ephemeral") } else { Vec::new() };
         let named = [
             ("--grpc-addr", "grpc.addr", &self.grpc_addr),
             ("--engine-url", "engine.url", &self.engine_url),
@@ -107,23 +97,69 @@ impl Serve {
         ];
         for (name, key, value) in named {
             if let Some(value) = value {
-                flags.push(Flag {
-                    name,
-                    key,
-                    value: value.clone(),
-                });
+                flags.push(Flag { name, key, value: value.clone() });
             }
         }
         flags
     }
 }
 
-/// HOOK: runs the server until a signal stops it; `ready` hears the address once it serves.
-///
-/// A port in use, and an engine or a database that is away, are [`Failure::Unavailable`].
+/// Runs the server until a signal stops it; `ready` hears the address once it serves.
 async fn serve(settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<(), Failure> {
-    let _ = (settings, ready);
-    Err(Failure::Internal(
-        "the server is not part of this build".to_owned(),
-    ))
+    let server = Server::start(&settings).await.map_err(start_failure)?;
+    ready(server.addr);
+    tokio::select! {
+        () = stop_signal() => tracing::info!("stopping: a second signal ends it at once"),
+        () = server.ended() => {}
+    }
+    let taken_over = server.parts.shutdown.is_cancelled();
+    tokio::select! {
+        () = server.stop() => {}
+        () = stop_signal() => {
+            return Err(Failure::Internal("ended by a second signal, before all was done".into()));
+        }
+    }
+    if taken_over {
+        return Err(Failure::Unavailable(
+            "another process took over the embedded engine of this database".into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Why a server did not start, by exit code.
+pub(super) fn start_failure(error: StartError) -> Failure {
+    match error {
+        StartError::Database(database::OpenError::InvalidUrl { .. })
+        | StartError::Database(database::OpenError::Unwritable { .. })
+        | StartError::Engine(
+            redis::OpenError::InvalidUrl(_) | redis::OpenError::Misconfigured(_),
+        )
+        | StartError::SchemaBehind => Failure::Usage(error.to_string()),
+        StartError::Database(database::OpenError::Unreachable { .. })
+        | StartError::Engine(redis::OpenError::Unreachable { .. })
+        | StartError::EmbeddedHeld { .. }
+        | StartError::Bind { .. }
+        | StartError::Sql(_)
+        | StartError::Rebuild(_) => Failure::Unavailable(error.to_string()),
+    }
+}
+
+/// SIGTERM or SIGINT.
+async fn stop_signal() {
+    let term = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut term) => {
+                term.recv().await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "SIGTERM is not heard");
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = term => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
 }

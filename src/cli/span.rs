@@ -19,11 +19,7 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
         "d" => 86_400_000,
         _ => 0,
     };
-    match number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(unit_ms))
-    {
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit_ms)) {
         Some(ms) if unit_ms > 0 => Ok(Duration::from_millis(ms)),
         _ => Err("must be a number with a unit, as in 500ms, 5s, 1m, 2h or 7d".to_owned()),
     }
@@ -43,12 +39,9 @@ pub(super) fn parse_moment(text: &str, base: Timestamp) -> Result<Timestamp, Str
     // Without an offset it would be some place's local time, and nobody knows which place's.
     let offset = text.get(text.len().saturating_sub(6)..).unwrap_or_default();
     let has_offset = text.ends_with(['Z', 'z']) || offset.starts_with(['+', '-']);
-    text.parse()
-        .ok()
-        .filter(|_| has_offset && text.contains(['T', 't']))
-        .ok_or_else(|| {
-            "must be RFC 3339, as in 2026-11-11T00:00:00+08:00, `now` or `+10s`".to_owned()
-        })
+    text.parse().ok().filter(|_| has_offset && text.contains(['T', 't'])).ok_or_else(|| {
+        "must be RFC 3339, as in 2026-11-11T00:00:00+08:00, `now` or `+10s`".to_owned()
+    })
 }
 
 /// This machine's clock.
@@ -59,12 +52,8 @@ pub(super) fn now() -> Timestamp {
 /// `time`, later by `span`.
 pub(super) fn plus(time: Timestamp, span: Duration) -> Timestamp {
     let mut later = Timestamp {
-        seconds: time
-            .seconds
-            .saturating_add(i64::try_from(span.as_secs()).unwrap_or(i64::MAX)),
-        nanos: time
-            .nanos
-            .saturating_add(i32::try_from(span.subsec_nanos()).unwrap_or(0)),
+        seconds: time.seconds.saturating_add(i64::try_from(span.as_secs()).unwrap_or(i64::MAX)),
+        nanos: time.nanos.saturating_add(i32::try_from(span.subsec_nanos()).unwrap_or(0)),
     };
     later.normalize();
     later
@@ -79,17 +68,7 @@ mod tests {
         assert_eq!(parse("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(parse("2h"), Ok(Duration::from_secs(7_200)));
-        for text in [
-            "",
-            "5",
-            "s",
-            "-5s",
-            "5 s",
-            "1.5s",
-            "5sec",
-            "99999999999999999999s",
-            "٣s",
-        ] {
+        for text in ["", "5", "s", "-5s", "5 s", "1.5s", "5sec", "99999999999999999999s", "٣s"] {
             assert!(parse(text).is_err(), "{text}");
         }
     }
@@ -99,23 +78,12 @@ mod tests {
         let base: Timestamp = "2026-11-11T00:00:00Z".parse().expect("a time");
         let moment = |text: &str| parse_moment(text, base).map(|time| time.to_string());
         assert_eq!(moment("+90s"), Ok("2026-11-11T00:01:30Z".to_owned()));
-        assert_eq!(
-            moment("2026-11-11T08:00:00+08:00"),
-            Ok("2026-11-11T00:00:00Z".to_owned())
-        );
-        assert_eq!(
-            moment("2026-11-11T00:00:00.250Z"),
-            Ok("2026-11-11T00:00:00.250Z".to_owned())
-        );
+        assert_eq!(moment("2026-11-11T08:00:00+08:00"), Ok("2026-11-11T00:00:00Z".to_owned()));
+        assert_eq!(moment("2026-11-11T00:00:00.250Z"), Ok("2026-11-11T00:00:00.250Z".to_owned()));
         assert!(moment("now").is_ok());
-        for text in [
-            "",
-            "tomorrow",
-            "2026-11-11",
-            "2026-11-11T00:00:00",
-            "+1",
-            "2026-13-01T00:00:00Z",
-        ] {
+        for text in
+            ["", "tomorrow", "2026-11-11", "2026-11-11T00:00:00", "+1", "2026-13-01T00:00:00Z"]
+        {
             assert!(moment(text).is_err(), "{text}");
         }
     }

@@ -16,15 +16,10 @@ impl Status {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let client = Client::connect(&context.global).await?;
         let named = self.activity_id.is_some();
-        let request = pb::GetPipelineStatusRequest {
-            activity_id: self.activity_id,
-        };
+        let request = pb::GetPipelineStatusRequest { activity_id: self.activity_id };
         let mut admin = client.admin();
-        let answer = client
-            .call(request, async |request| {
-                admin.get_pipeline_status(request).await
-            })
-            .await?;
+        let answer =
+            client.call(request, async |request| admin.get_pipeline_status(request).await).await?;
         let mut value = json::pipeline(&answer);
         if let Some(members) = value.as_object_mut()
             && !named

@@ -14,9 +14,7 @@ impl Version {
     pub(super) fn run(self, context: &Context) -> Result<Exit, Failure> {
         let version = env!("CARGO_PKG_VERSION");
         if context.printer.is_json() {
-            context
-                .printer
-                .answer(&json!({"name": "seckill", "version": version}));
+            context.printer.answer(&json!({"name": "seckill", "version": version}));
         } else {
             context.printer.data(&format!("seckill {version}"));
         }

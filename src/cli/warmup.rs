@@ -16,13 +16,9 @@ pub struct Warmup {
 impl Warmup {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let client = Client::connect(&context.global).await?;
-        let request = pb::WarmupRequest {
-            activity_id: self.activity_id,
-        };
+        let request = pb::WarmupRequest { activity_id: self.activity_id };
         let mut seckill = client.seckill();
-        let answer = client
-            .call(request, async |request| seckill.warmup(request).await)
-            .await?;
+        let answer = client.call(request, async |request| seckill.warmup(request).await).await?;
         let activity = answer.activity.unwrap_or_default();
         context.printer.answer(&if context.printer.is_json() {
             json!({

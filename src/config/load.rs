@@ -133,9 +133,7 @@ impl Sources {
                 merge.problem(format!("{name}: its value is not UTF-8"));
                 continue;
             };
-            let secret = key
-                .strip_suffix("_file")
-                .filter(|stem| merge.key(stem).is_some());
+            let secret = key.strip_suffix("_file").filter(|stem| merge.key(stem).is_some());
             match secret {
                 Some(stem) if merge.key(&key).is_none() => merge.add_secret(stem, &name, value),
                 _ => merge.set_text(&key, value, Origin::Variable(name)),
@@ -154,22 +152,12 @@ struct Merge {
 
 impl Merge {
     fn new() -> Self {
-        let known = sections()
-            .into_iter()
-            .flat_map(|(_, _, keys)| keys)
-            .collect();
-        Self {
-            known,
-            table: Table::new(),
-            origins: BTreeMap::new(),
-            problems: Vec::new(),
-        }
+        let known = sections().into_iter().flat_map(|(_, _, keys)| keys).collect();
+        Self { known, table: Table::new(), origins: BTreeMap::new(), problems: Vec::new() }
     }
 
     fn key(&self, path: &str) -> Option<&Key> {
-        self.known
-            .iter()
-            .find(|key| path.split_once('.') == Some((key.section, key.name)))
+        self.known.iter().find(|key| path.split_once('.') == Some((key.section, key.name)))
     }
 
     fn problem(&mut self, text: String) {
@@ -199,10 +187,9 @@ impl Merge {
                 line: line_of(text, offset),
             };
             let name: &str = section.get_ref();
-            let (Some(body), Some(values)) = (
-                body.get_ref().as_table(),
-                values.get(name).and_then(Value::as_table),
-            ) else {
+            let (Some(body), Some(values)) =
+                (body.get_ref().as_table(), values.get(name).and_then(Value::as_table))
+            else {
                 self.unknown(name, &origin(section.span().start));
                 continue;
             };
@@ -223,9 +210,7 @@ impl Merge {
     fn add_secret(&mut self, key: &str, variable: &str, file: &str) {
         if matches!(self.origins.get(key), Some(Origin::Variable(_))) {
             let other = variable.trim_end_matches("_FILE");
-            self.problem(format!(
-                "{other} and {variable} are both set; unset one of them"
-            ));
+            self.problem(format!("{other} and {variable} are both set; unset one of them"));
             return;
         }
         match fs::read_to_string(file) {
@@ -268,12 +253,8 @@ impl Merge {
     fn unknown(&mut self, path: &str, origin: &Origin) {
         let (section, name) = path.split_once('.').unwrap_or((path, ""));
         let sections: Vec<&str> = sections().iter().map(|(section, _, _)| *section).collect();
-        let in_section: Vec<&str> = self
-            .known
-            .iter()
-            .filter(|key| key.section == section)
-            .map(|key| key.name)
-            .collect();
+        let in_section: Vec<&str> =
+            self.known.iter().filter(|key| key.section == section).map(|key| key.name).collect();
         let hint = if !in_section.is_empty() && name.is_empty() {
             format!("`{section}` is a section; write [{section}] and its keys below")
         } else if let Some(near) = nearest(name, &in_section) {
@@ -286,9 +267,7 @@ impl Merge {
         } else {
             format!("the sections are {}", sections.join(", "))
         };
-        self.problem(format!(
-            "{path} ({origin}): there is no such setting; {hint}"
-        ));
+        self.problem(format!("{path} ({origin}): there is no such setting; {hint}"));
     }
 
     fn finish(mut self, file: Option<PathBuf>) -> Result<Loaded, SettingsError> {
@@ -303,22 +282,13 @@ impl Merge {
         if self.problems.is_empty() {
             for breach in settings.breaches() {
                 let origin = self.origin_of(&breach.key);
-                self.problem(format!(
-                    "{} = {}{origin}: {}",
-                    breach.key, breach.value, breach.text
-                ));
+                self.problem(format!("{} = {}{origin}: {}", breach.key, breach.value, breach.text));
             }
         }
         if self.problems.is_empty() {
-            return Ok(Loaded {
-                settings,
-                file,
-                origins: self.origins,
-            });
+            return Ok(Loaded { settings, file, origins: self.origins });
         }
-        Err(SettingsError {
-            problems: self.problems,
-        })
+        Err(SettingsError { problems: self.problems })
     }
 
     fn wrong_type(&self, path: &str, error: &toml::de::Error) -> String {
@@ -334,20 +304,13 @@ impl Merge {
     }
 
     fn origin_of(&self, path: &str) -> String {
-        self.origins
-            .get(path)
-            .map(|origin| format!(" ({origin})"))
-            .unwrap_or_default()
+        self.origins.get(path).map(|origin| format!(" ({origin})")).unwrap_or_default()
     }
 }
 
 /// The line of a byte, from 1 on.
 fn line_of(text: &str, offset: usize) -> usize {
-    text.bytes()
-        .take(offset)
-        .filter(|byte| *byte == b'\n')
-        .count()
-        + 1
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
 }
 
 /// The word that `text` was most likely meant to be.
@@ -388,27 +351,14 @@ mod tests {
 
     fn from_file(text: &str) -> Result<Loaded, String> {
         let (dir, path) = file(text);
-        let sources = Sources {
-            file: Some(path),
-            ..Sources::default()
-        };
+        let sources = Sources { file: Some(path), ..Sources::default() };
         let shown = format!("{}/", dir.path().display());
-        sources
-            .load()
-            .map_err(|error| error.to_string().replace(&shown, ""))
+        sources.load().map_err(|error| error.to_string().replace(&shown, ""))
     }
 
     fn from_env(variables: &[(&str, &str)]) -> Result<Loaded, String> {
-        let env = variables
-            .iter()
-            .map(|(name, value)| (name.into(), value.into()))
-            .collect();
-        Sources {
-            env,
-            ..Sources::default()
-        }
-        .load()
-        .map_err(|error| error.to_string())
+        let env = variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
+        Sources { env, ..Sources::default() }.load().map_err(|error| error.to_string())
     }
 
     #[test]
@@ -428,29 +378,15 @@ mod tests {
                 ("SECKILL__OUTBOX__MAX_ATTEMPTS".into(), "2".into()),
                 ("SECKILL_SERVER".into(), "not ours".into()),
             ],
-            flags: vec![Flag {
-                name: "--batch",
-                key: "outbox.batch",
-                value: "3".into(),
-            }],
+            flags: vec![Flag { name: "--batch", key: "outbox.batch", value: "3".into() }],
             ..Sources::default()
         };
         let loaded = sources.load().expect("valid settings");
         let outbox = &loaded.settings.outbox;
-        assert_eq!(
-            (outbox.batch, outbox.max_attempts, outbox.poll_interval_ms),
-            (3, 2, 1)
-        );
+        assert_eq!((outbox.batch, outbox.max_attempts, outbox.poll_interval_ms), (3, 2, 1));
         assert_eq!(loaded.origins["outbox.batch"], Origin::Flag("--batch"));
-        assert_eq!(
-            loaded.origins["outbox.poll_interval_ms"],
-            Origin::File { path, line: 4 }
-        );
-        assert!(
-            loaded
-                .to_toml()
-                .contains("max_attempts = 2 # SECKILL__OUTBOX__MAX_ATTEMPTS\n")
-        );
+        assert_eq!(loaded.origins["outbox.poll_interval_ms"], Origin::File { path, line: 4 });
+        assert!(loaded.to_toml().contains("max_attempts = 2 # SECKILL__OUTBOX__MAX_ATTEMPTS\n"));
     }
 
     #[test]
@@ -514,10 +450,7 @@ mod tests {
                 "grpc.addr = \"localhost\" (seckill.toml:2): \
                  must be an IP address and a port, such as 127.0.0.1:50051",
             ),
-            (
-                "[database]\nurl = 7\n",
-                "database.url = 7 (seckill.toml:2): must be a URL",
-            ),
+            ("[database]\nurl = 7\n", "database.url = 7 (seckill.toml:2): must be a URL"),
         ] {
             assert_eq!(from_file(text).expect_err(text), message);
         }
@@ -539,16 +472,10 @@ mod tests {
         let (_dir, path) = file("postgres://app:hunter2@host/db\n");
         let path = path.to_str().expect("UTF-8");
         let loaded = from_env(&[("SECKILL__DATABASE__URL_FILE", path)]).expect("a URL");
-        assert_eq!(
-            loaded.settings.database.url.expose(),
-            "postgres://app:hunter2@host/db"
-        );
+        assert_eq!(loaded.settings.database.url.expose(), "postgres://app:hunter2@host/db");
         assert!(!loaded.to_toml().contains("hunter2"));
 
-        let both = [
-            ("SECKILL__DATABASE__URL", "x"),
-            ("SECKILL__DATABASE__URL_FILE", path),
-        ];
+        let both = [("SECKILL__DATABASE__URL", "x"), ("SECKILL__DATABASE__URL_FILE", path)];
         let error = from_env(&both).expect_err("both are set");
         assert!(error.contains("are both set"), "{error}");
 
@@ -558,21 +485,9 @@ mod tests {
 
     #[test]
     fn a_file_that_was_named_must_be_there() {
-        let sources = Sources {
-            file: Some("/no/such/file".into()),
-            ..Sources::default()
-        };
-        assert!(
-            sources
-                .load()
-                .expect_err("no file")
-                .to_string()
-                .contains("can't be read")
-        );
-        let sources = Sources {
-            default_file: Some("/no/such/file".into()),
-            ..Sources::default()
-        };
+        let sources = Sources { file: Some("/no/such/file".into()), ..Sources::default() };
+        assert!(sources.load().expect_err("no file").to_string().contains("can't be read"));
+        let sources = Sources { default_file: Some("/no/such/file".into()), ..Sources::default() };
         assert_eq!(sources.load().expect("defaults").file, None);
     }
 }

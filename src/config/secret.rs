@@ -58,11 +58,7 @@ impl Serialize for SecretUrl {
 pub fn masked(text: &str) -> String {
     let Ok(mut url) = Url::parse(text) else {
         let harmless = !text.contains(['@', '?', ':']);
-        return if harmless {
-            text.to_owned()
-        } else {
-            "(not a URL; not shown)".to_owned()
-        };
+        return if harmless { text.to_owned() } else { "(not a URL; not shown)".to_owned() };
     };
     // `scheme:user:password@host` parses as a path without a host.
     if url.cannot_be_a_base() && text.contains('@') {
@@ -76,16 +72,12 @@ pub fn masked(text: &str) -> String {
         return format!("{}:***", url.scheme());
     }
     if secret_in_query {
-        let pairs: Vec<String> = url
-            .query_pairs()
-            .map(|(name, value)| {
-                if is_secret(&name) {
-                    format!("{name}=***")
-                } else {
-                    format!("{name}={value}")
-                }
-            })
-            .collect();
+        let pairs: Vec<String> =
+            url.query_pairs()
+                .map(|(name, value)| {
+                    if is_secret(&name) { format!("{name}=***") } else { format!("{name}={value}") }
+                })
+                .collect();
         url.set_query(Some(&pairs.join("&")));
     }
     url.to_string()
@@ -108,32 +100,20 @@ mod tests {
             ("sqlite::memory:", "sqlite::memory:"),
             ("redis://host:6379/2", "redis://host:6379/2"),
             ("redis://:hunter2@host:6379", "redis://:***@host:6379"),
-            (
-                "postgres://app:hunter2@host/db",
-                "postgres://app:***@host/db",
-            ),
-            (
-                "postgres://app:hun@ter2@host/db",
-                "postgres://app:***@host/db",
-            ),
+            ("postgres://app:hunter2@host/db", "postgres://app:***@host/db"),
+            ("postgres://app:hun@ter2@host/db", "postgres://app:***@host/db"),
             (
                 "postgres://host/db?user=app&password=hunter2",
                 "postgres://host/db?user=app&password=***",
             ),
-            (
-                "mysql://host/db?ssl-key=hunter2",
-                "mysql://host/db?ssl-key=***",
-            ),
+            ("mysql://host/db?ssl-key=hunter2", "mysql://host/db?ssl-key=***"),
             ("redis:app:hunter2@host", "redis:***"),
             ("app:hunter2@host", "app:***"),
             ("//app:hunter2@host", "(not a URL; not shown)"),
             ("postgres://app:hunter2@ho st/db", "(not a URL; not shown)"),
         ] {
             assert_eq!(masked(text), shown, "{text}");
-            assert!(
-                !format!("{:?}", SecretUrl::new(text)).contains("hunter2"),
-                "{text}"
-            );
+            assert!(!format!("{:?}", SecretUrl::new(text)).contains("hunter2"), "{text}");
         }
     }
 }

@@ -28,6 +28,7 @@ script! {
     UNACKED = "unacked";
     FIND = "find";
     LEVELS = "levels";
+    HOLDINGS = "holdings";
     FREEZE = "freeze";
     REBUILD_BEGIN = "rebuild_begin";
     REBUILD_LOAD = "rebuild_load";
@@ -119,9 +120,9 @@ pub enum Found {
     NotReserved,
 }
 
-/// An entry of `unacked`.
+/// A reservation in the engine, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unacked {
+pub struct Held {
     pub buyer: BuyerId,
     pub slot: u32,
     pub record: Record,
@@ -162,6 +163,9 @@ pub struct SegmentScripts {
     keys: Arc<[String]>,
     max_orders: u32,
 }
+
+/// Reservations read at a time.
+const HOLDINGS_PAGE: u32 = 500;
 
 impl SegmentScripts {
     /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
@@ -276,7 +280,7 @@ impl SegmentScripts {
         &self,
         before: TimeMs,
         limit: u32,
-    ) -> Result<Answer<(u64, Vec<Unacked>)>, EngineError> {
+    ) -> Result<Answer<(u64, Vec<Held>)>, EngineError> {
         let mut reply = self.eval(UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
@@ -284,12 +288,7 @@ impl SegmentScripts {
         };
         let mut entries = Vec::new();
         while !reply.is_empty() {
-            let member = reply.word()?;
-            let record = reply.record()?;
-            let (buyer, slot) = self
-                .split_member(&member)
-                .ok_or_else(|| reply.unexpected(&format!("member {member}")))?;
-            entries.push(Unacked { buyer, slot, record });
+            entries.push(self.held(&mut reply)?);
         }
         Ok(Ok((stamp.epoch, entries)))
     }
@@ -341,6 +340,39 @@ impl SegmentScripts {
             reservations: reply.number()?,
             unacked: reply.number()?,
         }))
+    }
+
+    /// Reads every reservation: buyer, slot, record. One that comes or goes meanwhile may be
+    /// missed; one may be there twice.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn holdings(&self) -> Result<Answer<Vec<Held>>, EngineError> {
+        let mut held = Vec::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let args = vec![bytes(&cursor), text(HOLDINGS_PAGE)];
+            let mut reply = self.eval(HOLDINGS, args).await?;
+            if let Err(refusal) = reply.head()? {
+                return Ok(Err(refusal));
+            }
+            cursor = reply.word()?;
+            while !reply.is_empty() {
+                held.push(self.held(&mut reply)?);
+            }
+            if cursor == "0" {
+                return Ok(Ok(held));
+            }
+        }
+    }
+
+    fn held(&self, reply: &mut Reply) -> Result<Held, EngineError> {
+        let member = reply.word()?;
+        let record = reply.record()?;
+        let (buyer, slot) = self
+            .split_member(&member)
+            .ok_or_else(|| reply.unexpected(&format!("member {member}")))?;
+        Ok(Held { buyer, slot, record })
     }
 
     /// Stops the sale until a rebuild, if the engine is still at this epoch.
@@ -398,12 +430,12 @@ impl SegmentScripts {
         &self,
         epoch: u64,
         chunk: u64,
-        held: &[(BuyerId, u32, Record)],
+        held: &[Held],
         marks: &[ReservationId],
     ) -> Result<RebuildStep, EngineError> {
         let mut args = Vec::with_capacity(3 + 2 * held.len() + marks.len());
         args.extend([text(epoch), text(chunk), text(held.len())]);
-        for (buyer, slot, record) in held {
+        for Held { buyer, slot, record } in held {
             args.push(bytes(&self.member(buyer, *slot)));
             args.push(bytes(&record.to_string()));
         }

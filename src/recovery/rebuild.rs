@@ -9,8 +9,7 @@ use sea_orm::{
 
 use super::{Attempt, Recovery};
 use crate::{
-    domain::BuyerId,
-    engine::scripts::{RebuildStep, Record},
+    engine::scripts::{Held, RebuildStep, Record},
     entity::{offers, outbox, outbox::OutboxState},
     error::Error,
     offer::Offer,
@@ -170,7 +169,7 @@ async fn page(
         .await
 }
 
-fn as_held(row: &Row) -> Result<(BuyerId, u32, Record), Error> {
+fn as_held(row: &Row) -> Result<Held, Error> {
     let reservation = row.reservation()?;
     let slot = row
         .slot
@@ -183,7 +182,7 @@ fn as_held(row: &Row) -> Result<(BuyerId, u32, Record), Error> {
         reserve_time: reservation.reserve_time,
         expire_time: reservation.expire_time,
     };
-    Ok((reservation.buyer, slot, record))
+    Ok(Held { buyer: reservation.buyer, slot, record })
 }
 
 fn broken(error: TryFromIntError) -> Error {

@@ -58,12 +58,7 @@ fn wrong_arguments_end_with_64() {
         &["serve", "--print-config", "--check-config"],
     ] {
         let output = seckill(args);
-        assert_eq!(
-            output.status.code(),
-            Some(64),
-            "{args:?}: {}",
-            stderr(&output)
-        );
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {}", stderr(&output));
         assert_eq!(stdout(&output), "", "{args:?}");
         assert!(!stderr(&output).is_empty(), "{args:?}");
     }
@@ -72,10 +67,7 @@ fn wrong_arguments_end_with_64() {
 #[test]
 fn the_version_is_printed() {
     let output = seckill(&["version"]);
-    assert_eq!(
-        stdout(&output),
-        format!("seckill {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(stdout(&output), format!("seckill {}\n", env!("CARGO_PKG_VERSION")));
     let output = seckill(&["version", "--output", "json"]);
     assert_eq!(json(&output)["version"], env!("CARGO_PKG_VERSION"));
 }
@@ -87,18 +79,12 @@ fn the_settings_in_force_are_printed_without_secrets() {
     let output = seckill_with(&args, &variables);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(
-        text.contains("addr = \"127.0.0.1:7000\" # --grpc-addr\n"),
-        "{text}"
-    );
+    assert!(text.contains("addr = \"127.0.0.1:7000\" # --grpc-addr\n"), "{text}");
     assert!(text.contains("postgres://app:***@host/db"), "{text}");
     assert!(!text.contains("hunter2") && !stderr(&output).contains("hunter2"));
 
     let output = seckill_with(&["serve", "--print-config", "--output", "json"], &variables);
-    assert_eq!(
-        json(&output)["database"]["url"],
-        "postgres://app:***@host/db"
-    );
+    assert_eq!(json(&output)["database"]["url"], "postgres://app:***@host/db");
 }
 
 #[test]
@@ -108,19 +94,10 @@ fn what_is_printed_can_be_read_again() {
     let file = dir.path().join("settings.toml");
     std::fs::write(&file, printed).expect("a file");
     let file = file.to_str().expect("UTF-8");
-    assert_eq!(
-        seckill(&["serve", "--check-config", "--config", file])
-            .status
-            .code(),
-        Some(0)
-    );
+    assert_eq!(seckill(&["serve", "--check-config", "--config", file]).status.code(), Some(0));
     let variables = [("SECKILL_CONFIG", file)];
     let output = seckill_with(&["serve", "--print-config"], &variables);
-    assert!(
-        stdout(&output).contains("settings.toml:"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(stdout(&output).contains("settings.toml:"), "{}", stdout(&output));
 }
 
 #[test]
@@ -128,18 +105,12 @@ fn settings_are_checked_before_anything_opens() {
     let output = seckill(&["serve", "--check-config"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 
-    let variables = [
-        ("SECKILL__GRPC__MAX_CONECTIONS", "1"),
-        ("SECKILL__OUTBOX__BATCH", "many"),
-    ];
+    let variables = [("SECKILL__GRPC__MAX_CONECTIONS", "1"), ("SECKILL__OUTBOX__BATCH", "many")];
     for args in [&["serve"][..], &["serve", "--check-config"]] {
         let output = seckill_with(args, &variables);
         assert_eq!(output.status.code(), Some(64));
         let text = stderr(&output);
-        assert!(
-            text.contains("did you mean grpc.max_connections?"),
-            "{text}"
-        );
+        assert!(text.contains("did you mean grpc.max_connections?"), "{text}");
         assert!(
             text.contains("outbox.batch = \"many\" (SECKILL__OUTBOX__BATCH): must be"),
             "{text}"
@@ -147,12 +118,7 @@ fn settings_are_checked_before_anything_opens() {
     }
     let output = seckill_with(&["serve", "--output", "json"], &variables);
     assert_eq!(output.status.code(), Some(64));
-    assert_eq!(
-        json(&output)["error"]["violations"]
-            .as_array()
-            .map(Vec::len),
-        Some(2)
-    );
+    assert_eq!(json(&output)["error"]["violations"].as_array().map(Vec::len), Some(2));
 }
 
 #[test]
@@ -160,27 +126,15 @@ fn only_insecure_opens_the_server_to_others() {
     let args = ["serve", "--check-config", "--grpc-addr", "0.0.0.0:50051"];
     let output = seckill(&args);
     assert_eq!(output.status.code(), Some(64));
-    assert!(
-        stderr(&output).contains("--insecure"),
-        "{}",
-        stderr(&output)
-    );
-    assert_eq!(
-        seckill(&[&args[..], &["--insecure"]].concat())
-            .status
-            .code(),
-        Some(0)
-    );
+    assert!(stderr(&output).contains("--insecure"), "{}", stderr(&output));
+    assert_eq!(seckill(&[&args[..], &["--insecure"]].concat()).status.code(), Some(0));
 }
 
 #[test]
 fn the_example_file_is_printed() {
     let output = seckill(&["serve", "--print-example-config"]);
     let written = concat!(env!("CARGO_MANIFEST_DIR"), "/config.example.toml");
-    assert_eq!(
-        stdout(&output),
-        std::fs::read_to_string(written).expect("the example")
-    );
+    assert_eq!(stdout(&output), std::fs::read_to_string(written).expect("the example"));
 }
 
 #[test]
@@ -206,20 +160,12 @@ fn without_a_server_it_says_how_to_start_one() {
         &["activity", "list"],
     ] {
         let output = seckill(&[&["--server", &server], args].concat());
-        assert_eq!(
-            output.status.code(),
-            Some(69),
-            "{args:?}: {}",
-            stderr(&output)
-        );
+        assert_eq!(output.status.code(), Some(69), "{args:?}: {}", stderr(&output));
         let expected = format!("error: no server at {server}: start one with `seckill serve`\n");
         assert_eq!(stderr(&output), expected, "{args:?}");
         assert_eq!(stdout(&output), "");
     }
-    let output = seckill_with(
-        &["health", "--output", "json"],
-        &[("SECKILL_SERVER", &server)],
-    );
+    let output = seckill_with(&["health", "--output", "json"], &[("SECKILL_SERVER", &server)]);
     assert_eq!(output.status.code(), Some(69));
     assert_eq!(json(&output)["error"]["code"], "UNAVAILABLE");
     assert_eq!(json(&output)["error"]["reason"], "NO_SERVER");

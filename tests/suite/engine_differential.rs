@@ -115,6 +115,7 @@ async fn both_engines_convert_values_alike() {
         "return redis.call('HSET', KEYS[1], 'a', 1, 'b')",
         // Text that is a number, and is not.
         "redis.call('SET', KEYS[1], '007') return redis.call('INCRBY', KEYS[1], 1)",
+        "redis.call('SET', KEYS[1], '-0') return redis.call('INCRBY', KEYS[1], 1)",
         "redis.call('SET', KEYS[1], '9223372036854775807') return redis.call('INCRBY', KEYS[1], 1)",
         "redis.call('SET', KEYS[1], '5') return redis.call('DECRBY', KEYS[1], '-9223372036854775808')",
         "redis.call('SET', KEYS[1], '5') return redis.call('INCRBY', KEYS[1], 1.5)",
@@ -200,6 +201,7 @@ async fn both_engines_convert_values_alike() {
         let clean = Script { name: "clean", source: "return redis.call('DEL', KEYS[1])" };
         pair.eval(Call { script: clean, keys, args: Vec::new() }).await.unwrap();
     }
+    assert!(differences.is_empty(), "{}", differences.join("\n\n"));
 }
 
 /// The two engines, and what they call themselves.

@@ -7,7 +7,9 @@
 )]
 
 mod api_edge;
+mod cli;
 mod database;
 mod engine_differential;
 mod engine_redis;
+mod sale;
 mod support;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 pub(crate) mod databases;
 pub(crate) mod redis_server;
+pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(

@@ -141,9 +141,7 @@ impl Keyspace {
     /// Runs one command; `args` begins with its name.
     pub(super) fn run<T: AsRef<[u8]>>(&mut self, args: &[T]) -> Result<Reply<'_>> {
         let Some((name, args)) = args.split_first() else {
-            return Err(
-                "ERR Please specify at least one argument for this redis.call() call".into()
-            );
+            return Err("ERR Please specify at least one argument for this redis lib call".into());
         };
         let name = name.as_ref();
         let mut upper = [0; 16];
@@ -167,6 +165,7 @@ impl Keyspace {
             b"HSET" => self.hset(args.at_least(3)?),
             b"HDEL" => self.hdel(args.at_least(2)?),
             b"HLEN" => self.hlen(args.exactly(1)?),
+            b"HSCAN" => self.hscan(args.at_least(2)?),
             b"HINCRBY" => self.hincrby(args.exactly(3)?),
             b"SADD" => self.sadd(args.at_least(2)?),
             b"SREM" => self.srem(args.at_least(2)?),
@@ -336,6 +335,19 @@ impl Keyspace {
         count(removed)
     }
 
+    /// The whole hash as one page, which Redis may answer too: it does so for small ones.
+    fn hscan<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
+        integer(args.get(1)).ok_or("ERR invalid cursor")?;
+        if args.len() > 2 && !args.get(2).eq_ignore_ascii_case(b"COUNT") {
+            return Err(refused_option("HSCAN", args.get(2)));
+        }
+        let fields = self.hash(args.get(0))?.into_iter().flatten();
+        let page = fields.flat_map(|(name, value)| {
+            [Reply::Bulk(Cow::Borrowed(name)), Reply::Bulk(Cow::Borrowed(value))]
+        });
+        Ok(Reply::Array(vec![Reply::Bulk(Cow::Borrowed(b"0")), Reply::Array(page.collect())]))
+    }
+
     fn hlen<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
         count(self.hash(args.get(0))?.map_or(0, Hash::len))
     }
@@ -479,7 +491,7 @@ impl Keyspace {
         };
         let below = |score: &Score| match max {
             Bound::Included(max) => *score <= max,
-            Bound::Excluded(max) => *score <= max,
+            Bound::Excluded(max) => *score < max,
             Bound::Unbounded => true,
         };
         let members = set
@@ -771,5 +783,15 @@ mod tests {
         keys.start(10_000);
         assert_eq!(keys.dump()["a"].content, DumpedContent::Text(b"2".to_vec()));
         assert!(keys.expiries.is_empty());
+    }
+
+    #[test]
+    fn a_key_that_is_set_again_lives_on() {
+        let mut keys = Keyspace::default();
+        keys.start(1_000);
+        keys.run(&["SET", "a", "1", "PXAT", "5000"]).unwrap();
+        keys.run(&["SET", "a", "2"]).unwrap();
+        keys.start(10_000);
+        assert_eq!(keys.dump()["a"].expires_at, None);
     }
 }

@@ -149,8 +149,16 @@ impl Vm {
     }
 }
 
+/// A value on its way into Lua. Text, numbers and booleans are pushed as they are; only tables,
+/// and text that is not UTF-8, take the longer way through a reference.
+type Pushed = Either<Either<bool, f64>, Either<String, mlua::Value>>;
+
 /// What a command gives back to the prelude: a reply, or false and why not.
-type Answer = (mlua::Value, Option<String>);
+type Answer = (Pushed, Option<Refusal>);
+
+fn refused(why: impl Into<Refusal>) -> Answer {
+    (Either::Left(Either::Left(false)), Some(why.into()))
+}
 
 /// The three ways into the keyspace, from quick to exact.
 ///
@@ -183,7 +191,7 @@ fn commands(
             Ok(())
         });
         if all.is_err() || args.len() != count {
-            return Ok((mlua::Value::Boolean(false), Some(EXACTLY.to_owned())));
+            return Ok(refused(EXACTLY));
         }
         quickly(lua, &keyspace, &args)
     })?;
@@ -193,7 +201,7 @@ fn commands(
         let args: Option<Vec<BString>> = args.iter().map(exact_text).collect();
         match args {
             Some(args) => run_command(lua, &keyspace, &args),
-            None => Ok((mlua::Value::Boolean(false), Some(NOT_TEXT.to_owned()))),
+            None => Ok(refused(NOT_TEXT)),
         }
     })?;
     Ok((run, run_many, run_exactly))
@@ -201,7 +209,7 @@ fn commands(
 
 fn quickly(lua: &Lua, keys: &Mutex<Keyspace>, args: &[BString]) -> mlua::Result<Answer> {
     if args.iter().any(|arg| arg.is_empty() || may_be_a_number(arg)) {
-        return Ok((mlua::Value::Boolean(false), Some(EXACTLY.to_owned())));
+        return Ok(refused(EXACTLY));
     }
     run_command(lua, keys, args)
 }
@@ -210,22 +218,32 @@ fn run_command(lua: &Lua, keys: &Mutex<Keyspace>, args: &[BString]) -> mlua::Res
     // Only the engine's own lock is ever contended; a panic under it ends the engine.
     let mut keys = keys.lock().unwrap_or_else(PoisonError::into_inner);
     match keys.run(args) {
-        Ok(reply) => Ok((lua_value(lua, reply)?, None)),
-        Err(refusal) => Ok((mlua::Value::Boolean(false), Some(Refusal::into_owned(refusal)))),
+        Ok(reply) => Ok((pushed(lua, reply)?, None)),
+        Err(refusal) => Ok(refused(refusal)),
     }
 }
 
-fn lua_value(lua: &Lua, reply: Reply<'_>) -> mlua::Result<mlua::Value> {
+fn pushed(lua: &Lua, reply: Reply<'_>) -> mlua::Result<Pushed> {
     Ok(match reply {
-        Reply::Nil => mlua::Value::Boolean(false),
+        Reply::Nil => Either::Left(Either::Left(false)),
         // As in Redis, a whole number above 2^53 is rounded.
         #[allow(clippy::cast_precision_loss, reason = "Lua 5.1 has no integers")]
-        Reply::Int(number) => mlua::Value::Number(number as f64),
-        Reply::Bulk(bytes) => mlua::Value::String(lua.create_string(bytes)?),
+        Reply::Int(number) => Either::Left(Either::Right(number as f64)),
+        Reply::Bulk(bytes) => Either::Right(match std::str::from_utf8(&bytes) {
+            Ok(text) => Either::Left(text.to_owned()),
+            Err(_) => Either::Right(mlua::Value::String(lua.create_string(bytes)?)),
+        }),
         Reply::Status(word) => {
             let table = lua.create_table_with_capacity(0, 1)?;
             table.raw_set("ok", word)?;
-            mlua::Value::Table(table)
+            Either::Right(Either::Right(mlua::Value::Table(table)))
+        }
+        Reply::Array(items) if items.iter().any(|item| matches!(item, Reply::Array(_))) => {
+            let table = lua.create_table_with_capacity(items.len(), 0)?;
+            for item in items {
+                table.raw_push(pushed(lua, item)?)?;
+            }
+            Either::Right(Either::Right(mlua::Value::Table(table)))
         }
         Reply::Array(items) => {
             let items = items.into_iter().map(|item| match item {
@@ -239,7 +257,7 @@ fn lua_value(lua: &Lua, reply: Reply<'_>) -> mlua::Result<mlua::Value> {
             let items: Vec<_> = items
                 .collect::<Result<_, _>>()
                 .map_err(|item| mlua::Error::runtime(format!("no array holds a {item:?}")))?;
-            mlua::Value::Table(lua.create_sequence_from(items)?)
+            Either::Right(Either::Right(mlua::Value::Table(lua.create_sequence_from(items)?)))
         }
     })
 }

@@ -1,0 +1,236 @@
+//! The books of a sale: what the engine, the outbox and the orders say, each counted for itself.
+//!
+//! At rest they must agree to the unit; this is the oracle of every test that sells, and of
+//! `seckill demo`.
+
+use std::collections::HashMap;
+
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
+use serde::Serialize;
+
+use crate::{
+    admission::catalog::Catalog,
+    database::Database,
+    domain::{ActivityId, SkuId},
+    entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
+    error::Error,
+};
+
+/// The books of one offer. Every figure is counted, also where it should equal another.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct OfferBooks {
+    pub sku_id: String,
+    /// Units for sale, by the offer's row.
+    pub total: i64,
+    /// Units left in the engine, over all segments.
+    pub engine_remaining: i64,
+    /// The sum of the quantities of the engine's reservations.
+    pub engine_units_reserved: i64,
+    /// Reservations that the engine does not know to be durable.
+    pub engine_unacked: i64,
+    /// The counters of the offer's row.
+    pub sql_reserved: i64,
+    pub sql_sold: i64,
+    /// The sum of the quantities of the outbox rows that hold units.
+    pub live_rows_units: i64,
+    /// Outbox rows that still have work to do.
+    pub unfinished_rows: i64,
+    /// Outbox rows that are dead letters.
+    pub dead_rows: i64,
+    /// Orders that are not cancelled, and the sum of their quantities.
+    pub live_orders: i64,
+    pub orders_units: i64,
+    /// Buyers with more live orders or live rows than the offer allows.
+    pub buyers_with_more_than_allowed: i64,
+    /// Reservations that are in the engine and live in SQL under different ids or quantities, or
+    /// in one of the two only.
+    pub unmatched: i64,
+}
+
+impl OfferBooks {
+    /// Units that were given away beyond the total, by whichever book shows most.
+    #[must_use]
+    pub fn oversold(&self) -> i64 {
+        let given = [
+            self.engine_units_reserved,
+            self.sql_reserved,
+            self.live_rows_units,
+            self.orders_units,
+        ];
+        given.into_iter().map(|units| units - self.total).max().unwrap_or(0).max(0)
+    }
+
+    /// Units that are neither for sale nor reserved.
+    #[must_use]
+    pub fn missing(&self) -> i64 {
+        (self.total - self.engine_remaining - self.engine_units_reserved).max(0)
+    }
+
+    /// What contradicts what, once nothing is in flight.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<String> {
+        let engine_sum = self.engine_remaining + self.engine_units_reserved;
+        let orders = self.orders_units;
+        let equal = [
+            ("units left and reserved in the engine", engine_sum, "total", self.total),
+            ("units of orders", orders, "units reserved in the engine", self.engine_units_reserved),
+            ("units of orders", orders, "units of live rows", self.live_rows_units),
+            ("units of orders", orders, "the counter `reserved`", self.sql_reserved),
+            ("units of orders", orders, "the counter `sold`", self.sql_sold),
+        ];
+        let zero = [
+            ("unacked reservations", self.engine_unacked),
+            ("unfinished rows", self.unfinished_rows),
+            ("dead letters", self.dead_rows),
+            ("buyers with more than allowed", self.buyers_with_more_than_allowed),
+            ("reservations that only one of engine and SQL has", self.unmatched),
+        ];
+        let equal = equal
+            .into_iter()
+            .filter(|(_, a, _, b)| a != b)
+            .map(|(what, a, other, b)| format!("{}: {what} are {a}, and {other} {b}", self.sku_id));
+        let zero = zero
+            .into_iter()
+            .filter(|(_, count)| *count != 0)
+            .map(|(what, count)| format!("{}: {what}: {count}", self.sku_id));
+        equal.chain(zero).collect()
+    }
+}
+
+/// Reads the books of every offer of an activity, by `sku_id`.
+///
+/// # Errors
+/// A store is away, or an offer is frozen.
+pub async fn read(
+    database: &Database,
+    catalog: &Catalog,
+    id: &ActivityId,
+) -> Result<Vec<OfferBooks>, Error> {
+    let rows = offers::Entity::find()
+        .filter(offers::Column::ActivityId.eq(id.as_str()))
+        .order_by_asc(offers::Column::SkuId)
+        .all(database.reader())
+        .await?;
+    let mut books = Vec::with_capacity(rows.len());
+    for row in rows {
+        books.push(read_offer(database, catalog, id, row).await?);
+    }
+    Ok(books)
+}
+
+async fn read_offer(
+    database: &Database,
+    catalog: &Catalog,
+    id: &ActivityId,
+    row: offers::Model,
+) -> Result<OfferBooks, Error> {
+    let sku_id = SkuId::new(&row.sku_id)
+        .map_err(|error| Error::internal(format!("offer {id}/{}: {error}", row.sku_id)))?;
+    let offer = catalog.activity(id).await?.offer(&sku_id)?;
+    let frozen = |_| Error::OfferFrozen(offer.key.clone());
+    let levels = offer.segment.scripts.levels().await?.map_err(frozen)?;
+    let mut held: HashMap<String, i64> = HashMap::new();
+    for entry in offer.segment.scripts.holdings().await?.map_err(frozen)? {
+        let units = i64::from(entry.record.quantity);
+        held.insert(entry.record.reservation_id.to_string(), units);
+    }
+
+    let mut books = OfferBooks {
+        total: row.total,
+        engine_remaining: i64::try_from(levels.stock).unwrap_or(i64::MAX),
+        engine_units_reserved: held.values().sum(),
+        engine_unacked: i64::try_from(levels.unacked).unwrap_or(i64::MAX),
+        sql_reserved: row.reserved,
+        sql_sold: row.sold,
+        sku_id: row.sku_id,
+        ..OfferBooks::default()
+    };
+    let allowed = i64::from(row.max_orders_per_user);
+    let mut rows_of_buyer: HashMap<String, i64> = HashMap::new();
+    let mut last_id = 0;
+    loop {
+        let page = outbox::Entity::find()
+            .filter(outbox::Column::ActivityId.eq(id.as_str()))
+            .filter(outbox::Column::SkuId.eq(sku_id.as_str()))
+            .filter(outbox::Column::Id.gt(last_id))
+            .order_by_asc(outbox::Column::Id)
+            .limit(1_000)
+            .all(database.reader())
+            .await?;
+        let Some(last) = page.last() else { break };
+        last_id = last.id;
+        for row in page {
+            match row.state {
+                OutboxState::Pending | OutboxState::Done | OutboxState::Dead => {
+                    books.live_rows_units += i64::from(row.quantity);
+                    *rows_of_buyer.entry(row.user_id).or_default() += 1;
+                    if held.remove(&row.reservation_id) != Some(i64::from(row.quantity)) {
+                        books.unmatched += 1;
+                    }
+                }
+                OutboxState::Releasing | OutboxState::Released | OutboxState::Refused => {}
+            }
+            match row.state {
+                OutboxState::Pending | OutboxState::Releasing => books.unfinished_rows += 1,
+                OutboxState::Dead => books.dead_rows += 1,
+                OutboxState::Done | OutboxState::Released | OutboxState::Refused => {}
+            }
+        }
+    }
+    books.unmatched += i64::try_from(held.len()).unwrap_or(i64::MAX);
+
+    let mut orders_of_buyer: HashMap<String, i64> = HashMap::new();
+    let live = orders::Entity::find()
+        .filter(orders::Column::ActivityId.eq(id.as_str()))
+        .filter(orders::Column::SkuId.eq(sku_id.as_str()))
+        .filter(orders::Column::State.ne(OrderState::Cancelled))
+        .all(database.reader())
+        .await?;
+    for order in live {
+        books.live_orders += 1;
+        books.orders_units += i64::from(order.quantity);
+        *orders_of_buyer.entry(order.user_id).or_default() += 1;
+    }
+    let too_many =
+        |of_buyer: HashMap<String, i64>| of_buyer.into_values().filter(|&n| n > allowed).count();
+    let too_many = too_many(rows_of_buyer).max(too_many(orders_of_buyer));
+    books.buyers_with_more_than_allowed = i64::try_from(too_many).unwrap_or(i64::MAX);
+    Ok(books)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sold_out() -> OfferBooks {
+        OfferBooks {
+            sku_id: "s".to_owned(),
+            total: 10,
+            engine_remaining: 0,
+            engine_units_reserved: 10,
+            sql_reserved: 10,
+            sql_sold: 10,
+            live_rows_units: 10,
+            live_orders: 10,
+            orders_units: 10,
+            ..OfferBooks::default()
+        }
+    }
+
+    #[test]
+    fn books_that_agree_have_no_contradiction() {
+        assert_eq!(sold_out().contradictions(), Vec::<String>::new());
+        assert_eq!((sold_out().oversold(), sold_out().missing()), (0, 0));
+    }
+
+    #[test]
+    fn each_book_alone_can_show_what_is_wrong() {
+        let oversold = OfferBooks { orders_units: 12, ..sold_out() };
+        assert_eq!(oversold.oversold(), 2);
+        assert!(!oversold.contradictions().is_empty());
+        let missing = OfferBooks { engine_units_reserved: 9, ..sold_out() };
+        assert_eq!((missing.oversold(), missing.missing()), (0, 1));
+        let dead = OfferBooks { dead_rows: 1, ..sold_out() };
+        assert_eq!(dead.contradictions(), ["s: dead letters: 1"]);
+    }
+}
