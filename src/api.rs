@@ -67,12 +67,20 @@ impl Services {
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        if self.shutdown.is_cancelled() {
-            return Err(Error::ShuttingDown);
-        }
-        let work = self.tasks.spawn(work.in_current_span());
-        work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
+        run(&self.tasks, &self.shutdown, work).await
     }
+}
+
+async fn run<T: Send + 'static>(
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    if shutdown.is_cancelled() {
+        return Err(Error::ShuttingDown);
+    }
+    let work = tasks.spawn(work.in_current_span());
+    work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
 }
 
 /// The reflection services of both versions; older tools know only `v1alpha`.
@@ -88,4 +96,59 @@ pub fn reflection() -> (
     };
     let built = "both sets come from a compiler";
     (builder().build_v1().expect(built), builder().build_v1alpha().expect(built))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_is_finished_when_its_caller_has_left() {
+        let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        let finished = Arc::new(AtomicBool::new(false));
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let (go, may_go) = tokio::sync::oneshot::channel::<()>();
+        let seen = finished.clone();
+        let call = run(&tasks, &shutdown, async move {
+            begun.send(()).unwrap();
+            may_go.await.unwrap();
+            seen.store(true, Ordering::SeqCst);
+            Ok(())
+        });
+        tokio::select! {
+            biased;
+            _ = call => panic!("the work waits for us"),
+            begun = has_begun => begun.unwrap(),
+        }
+        go.send(()).unwrap();
+        tasks.close();
+        tasks.wait().await;
+        assert!(finished.load(Ordering::SeqCst));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_work_is_an_internal_error() {
+        let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        let result = run::<()>(&tasks, &shutdown, async { panic!("secret") }).await;
+        assert!(matches!(result, Err(Error::Internal(_))), "{result:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_begun_after_the_shutdown() {
+        let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        shutdown.cancel();
+        let begun = Arc::new(AtomicBool::new(false));
+        let seen = begun.clone();
+        let work = async move {
+            seen.store(true, Ordering::SeqCst);
+            Ok(())
+        };
+        let result = run(&tasks, &shutdown, work).await;
+        assert!(matches!(result, Err(Error::ShuttingDown)), "{result:?}");
+        tasks.close();
+        tasks.wait().await;
+        assert!(!begun.load(Ordering::SeqCst));
+    }
 }

@@ -130,3 +130,97 @@ fn is_repeat(metadata: &MetadataMap) -> bool {
     let attempts = attempts.and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
     attempts.is_some_and(|attempts| attempts > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+
+    use tonic::Code;
+    use tonic_types::StatusExt as _;
+
+    use super::*;
+    use crate::domain::{ActivityId, ActivityState, SkuId, TimeMs};
+
+    fn an_update() -> StockUpdate {
+        StockUpdate {
+            activity_id: ActivityId::new("a-1").unwrap(),
+            sku_id: SkuId::new("s-1").unwrap(),
+            total: 10,
+            remaining: 7,
+            reserved: 3,
+            state: ActivityState::Active,
+            epoch: 1,
+            revision: 4,
+            snapshot: true,
+            heartbeat: false,
+            observe_time: TimeMs(1_000),
+        }
+    }
+
+    fn codes(answers: &[Result<pb::WatchStockResponse, Status>]) -> Vec<Code> {
+        let code = |answer: &Result<_, Status>| match answer {
+            Ok(_) => Code::Ok,
+            Err(status) => status.code(),
+        };
+        answers.iter().map(code).collect()
+    }
+
+    #[tokio::test]
+    async fn a_stream_ends_as_its_feed_does() {
+        let settled = stream::iter([Ok(an_update()), Ok(an_update())]);
+        let answers: Vec<_> = until(settled, future::pending()).collect().await;
+        assert_eq!(codes(&answers), [Code::Ok, Code::Ok]);
+
+        let broken = stream::iter([Ok(an_update()), Err(Error::EngineUnavailable)]);
+        let broken = broken.chain(stream::iter([Ok(an_update())]));
+        let answers: Vec<_> = until(broken, future::pending()).collect().await;
+        assert_eq!(codes(&answers), [Code::Ok, Code::Unavailable]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_with_shutting_down_also_when_it_never_waits() {
+        for pace in [Duration::from_millis(300), Duration::from_secs(3_600)] {
+            let updates = stream::repeat(()).then(move |()| async move {
+                tokio::time::sleep(pace).await;
+                Ok(an_update())
+            });
+            let end = tokio::time::sleep(Duration::from_secs(1));
+            let answers: Vec<_> = until(updates, end).collect().await;
+            let status = answers.last().unwrap().as_ref().unwrap_err();
+            let info = status.get_details_error_info().unwrap();
+            assert_eq!((status.code(), info.reason.as_str()), (Code::Unavailable, "SHUTTING_DOWN"));
+        }
+        let ready = stream::repeat_with(|| Ok(an_update()));
+        let answers: Vec<_> = until(ready, future::ready(())).collect().await;
+        assert_eq!(codes(&answers), [Code::Unavailable]);
+    }
+
+    #[test]
+    fn streams_live_as_long_as_allowed_within_a_tenth() {
+        let age = Duration::from_secs(100);
+        let ages: Vec<_> = (0..1_000).map(|_| jittered(age).as_secs()).collect();
+        assert!(ages.iter().all(|age| (90..=110).contains(age)));
+        assert!(ages.iter().min() < ages.iter().max());
+    }
+
+    #[test]
+    fn only_a_positive_number_of_attempts_is_a_repeat() {
+        let cases = [
+            (Some("1"), true),
+            (Some("4"), true),
+            (Some("0"), false),
+            (Some("-1"), false),
+            (Some(""), false),
+            (Some("yes"), false),
+            (Some("99999999999"), false),
+            (None, false),
+        ];
+        for (text, expected) in cases {
+            let mut metadata = MetadataMap::new();
+            if let Some(text) = text {
+                metadata.insert("grpc-previous-rpc-attempts", text.parse().unwrap());
+            }
+            assert_eq!(is_repeat(&metadata), expected, "{text:?}");
+        }
+    }
+}

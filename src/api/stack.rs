@@ -109,7 +109,7 @@ fn mend(mut response: Response<Body>) -> Response<Body> {
     };
     let code = Code::from_bytes(code.as_bytes());
     let status = response.extensions().get::<Status>();
-    if status.is_some_and(is_ours) || response.headers().contains_key(Status::GRPC_STATUS_DETAILS) {
+    if status.is_some_and(is_ours) {
         return response;
     }
     let message = status.map(|status| status.message().to_owned()).unwrap_or_default();

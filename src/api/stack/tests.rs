@@ -36,8 +36,10 @@ fn reason(status: &Status) -> String {
 
 /// The frames of a body, down to its trailers.
 async fn trailers(mut body: Body) -> (usize, HeaderMap) {
+    let begun = std::time::Instant::now();
     let mut data = 0;
     loop {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the body does not end");
         let frame = future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
         match frame.expect("trailers at the end").unwrap().into_trailers() {
             Ok(trailers) => return (data, trailers),
@@ -52,7 +54,9 @@ struct Endless(Pin<Box<dyn futures_util::Stream<Item = Frame<Bytes>> + Send>>);
 impl Endless {
     fn new(pace: Duration) -> Self {
         Self(Box::pin(stream::repeat(()).then(move |()| async move {
-            tokio::time::sleep(pace).await;
+            if !pace.is_zero() {
+                tokio::time::sleep(pace).await;
+            }
             Frame::data(Bytes::from_static(b"frame"))
         })))
     }
@@ -115,6 +119,22 @@ async fn a_handler_that_takes_too_long_is_deadline_exceeded() {
     let status = status(&response);
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert_eq!(reason(&status), "DEADLINE_EXCEEDED");
+}
+
+#[tokio::test]
+async fn a_deadline_is_seen_before_its_timer_has_fired() {
+    let mut call = Box::pin(through(call(Some("5m")), |_| future::pending()));
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    assert!(call.as_mut().poll(&mut context).is_pending());
+    // Nothing awaits here, so the runtime gets no chance to fire a timer.
+    let end = Instant::now() + Duration::from_millis(10);
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+    let Poll::Ready(response) = call.as_mut().poll(&mut context) else {
+        panic!("tonic's timer would be asked next");
+    };
+    assert_eq!(status(&response).code(), Code::DeadlineExceeded);
 }
 
 #[tokio::test(start_paused = true)]

@@ -209,6 +209,7 @@ impl Books for StandIn {
                     }
                     let above = orders.values().filter(|orders| **orders > 1).count();
                     OfferBooks {
+                        unmatched: 0,
                         sku_id: offer.sku_id.clone(),
                         total: offer.total,
                         engine_remaining: offer.total - units,
