@@ -4,6 +4,7 @@ use std::{env, fs, path::PathBuf};
 
 use prost::Message as _;
 
+#[allow(clippy::disallowed_methods, reason = "cargo speaks to build scripts this way")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=lua");

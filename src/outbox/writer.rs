@@ -204,7 +204,7 @@ impl Writer {
             Err(Setback::Sql(error)) => match classify(&error) {
                 // One bad row fails alone.
                 SqlFault::Data if rows.len() > 1 => self.write_offer_by_offer(rows).await,
-                _fault => {
+                SqlFault::Data | SqlFault::RolledBack | SqlFault::Away | SqlFault::Unknown => {
                     let error = self.unknown(&error);
                     rows.iter().map(|_| Err(error.clone())).collect()
                 }

@@ -104,11 +104,14 @@ async fn poll(parts: Parts, settings: Settings) {
 }
 
 fn note_failure(parts: &Parts, name: &str, error: &Error) {
-    match error {
-        Error::DatabaseUnavailable => parts.database_circuit.trip("a background pass failed"),
-        Error::EngineUnavailable => parts.engine_circuit.trip("a background pass failed"),
-        Error::Internal(cause) => tracing::error!(name, %cause, "a background pass failed"),
-        other => tracing::debug!(name, error = %other, "a background pass was put off"),
+    if matches!(error, Error::DatabaseUnavailable) {
+        parts.database_circuit.trip("a background pass failed");
+    } else if matches!(error, Error::EngineUnavailable) {
+        parts.engine_circuit.trip("a background pass failed");
+    } else if let Error::Internal(cause) = error {
+        tracing::error!(name, %cause, "a background pass failed");
+    } else {
+        tracing::debug!(name, %error, "a background pass was put off");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The behaviour of the whole, one file per behaviour; `support` starts what it needs.
 
 #![allow(
+    clippy::disallowed_methods,
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
     reason = "a test may fail by panicking, on whatever it did not expect"
@@ -15,3 +16,4 @@ mod engine_differential;
 mod engine_redis;
 mod sale;
 mod support;
+mod tidy;

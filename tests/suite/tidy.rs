@@ -1,0 +1,139 @@
+//! Keeps house: who may name what, and in which direction modules look.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A word of a library, and the only places in `src` that may name it.
+const NAMES: &[(&str, &[&str])] = &[
+    ("redis::aio", &["engine/redis.rs", "engine/redis/"]),
+    ("mlua", &["engine/embedded/", "engine/embedded.rs"]),
+    (
+        "sea_orm",
+        &[
+            "database.rs",
+            "database/",
+            "entity/",
+            "error.rs",
+            "outbox/",
+            "orders.rs",
+            "books.rs",
+            "reservations.rs",
+            "reservations/",
+            "activities.rs",
+            "activities/",
+            "admission/catalog.rs",
+            "recovery.rs",
+            "recovery/",
+            "server.rs",
+            "cli/migrate.rs",
+            "telemetry.rs",
+        ],
+    ),
+    (
+        "tonic",
+        &["api.rs", "api/", "server.rs", "server/", "cli.rs", "cli/", "config/", "telemetry.rs"],
+    ),
+    ("clap", &["cli.rs", "cli/"]),
+];
+
+/// From bottom to top: a module may use those below it and its own, never those above.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("domain", &[]),
+    ("failpoints", &[]),
+    ("circuit", &[]),
+    ("config", &[]),
+    ("telemetry", &["config"]),
+    ("entity", &["domain"]),
+    ("engine", &["domain"]),
+    ("database", &["domain", "entity"]),
+    ("error", &["database", "domain", "engine"]),
+    ("offer", &["domain", "engine"]),
+    ("orders", &["database", "domain", "entity", "outbox"]),
+    (
+        "recovery",
+        &["circuit", "database", "domain", "engine", "entity", "error", "offer", "outbox"],
+    ),
+];
+
+fn sources() -> Vec<(String, String)> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    walk(&root, &mut found);
+    found.sort();
+    assert!(found.len() > 30, "the sources are not where this test looks");
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        (name, fs::read_to_string(&path).unwrap())
+    };
+    found.into_iter().map(read).collect()
+}
+
+/// Code without comments.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines()
+        .enumerate()
+        .map(|(number, line)| (number + 1, line.split("//").next().unwrap_or("")))
+}
+
+#[test]
+fn a_library_is_named_in_its_own_places_only() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        for (word, places) in NAMES {
+            if places.iter().any(|place| name.starts_with(place)) {
+                continue;
+            }
+            for (number, line) in code(&text) {
+                if line.contains(word) {
+                    found.push(format!("src/{name}:{number}: names {word}: {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new(), "{}", found.join("\n"));
+}
+
+#[test]
+fn nothing_points_up() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        let module = name.split(['/', '.']).next().unwrap();
+        let Some((_, below)) = LAYERS.iter().find(|(layer, _)| *layer == module) else { continue };
+        // Tests inside of a module may use whatever they need.
+        let text = text.split("#[cfg(test)]").next().unwrap();
+        for (number, line) in code(text) {
+            for used in line.split("crate::").skip(1) {
+                let used = used.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap();
+                if !used.is_empty() && used != module && !below.contains(&used) {
+                    found.push(format!("src/{name}:{number}: {module} uses {used}"));
+                }
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new(), "{}", found.join("\n"));
+}
+
+#[test]
+fn no_sentence_is_left_for_later() {
+    let mut found = Vec::new();
+    for (name, text) in sources() {
+        for (number, line) in text.lines().enumerate() {
+            if ["TODO", "FIXME", "XXX", "unimplemented!"].iter().any(|w| line.contains(w)) {
+                found.push(format!("src/{name}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert_eq!(found, Vec::<String>::new(), "{}", found.join("\n"));
+}
