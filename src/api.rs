@@ -7,7 +7,7 @@
 //!   statuses that tonic makes by itself.
 //! - [`seckill`] and [`admin`]: the handlers.
 //! - [`convert`]: all validation, with every limit that the proto files name.
-//! - [`status`]: the one place where an [`Error`](crate::error::Error) becomes a status.
+//! - [`status`]: the one place where an [`Error`] becomes a status.
 //!
 //! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).

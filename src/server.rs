@@ -307,9 +307,18 @@ impl Server {
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
         let parts = Parts::open(settings).await?;
         let addr = settings.grpc.addr;
-        let bind = |cause| StartError::Bind { addr, cause };
-        let listener = TcpListener::bind(addr).await.map_err(bind)?;
-        let addr = listener.local_addr().map_err(bind)?;
+        let bound = async {
+            let listener = TcpListener::bind(addr).await?;
+            let addr = listener.local_addr()?;
+            Ok((listener, addr))
+        };
+        let (listener, addr) = match bound.await {
+            Ok(bound) => bound,
+            Err(cause) => {
+                parts.close(tokio::time::Instant::now() + Duration::from_secs(1)).await;
+                return Err(StartError::Bind { addr, cause });
+            }
+        };
 
         let health = HealthReporter::new();
         set_health(&health, false).await;

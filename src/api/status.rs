@@ -1,6 +1,6 @@
 //! The one place where an [`Error`] becomes a `tonic::Status`.
 //!
-//! Every status has an `ErrorInfo` with a reason of [`pb::ErrorReason`]; what stands in the
+//! Every status has an `ErrorInfo` with a reason of [`ErrorReason`](super::pb::ErrorReason); what stands in the
 //! message stands in its metadata too (AIP-193). **Invariant:** no inner text of `Internal`
 //! reaches a caller.
 
