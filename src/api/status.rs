@@ -1,8 +1,8 @@
 //! The one place where an [`Error`] becomes a `tonic::Status`.
 //!
-//! Every status has an `ErrorInfo` with a reason of [`ErrorReason`](super::pb::ErrorReason); what stands in the
-//! message stands in its metadata too (AIP-193). **Invariant:** no inner text of `Internal`
-//! reaches a caller.
+//! Every status has an `ErrorInfo` with a reason of [`ErrorReason`]; what stands in the message
+//! stands in its metadata too (AIP-193). **Invariant:** no inner text of `Internal` reaches a
+//! caller.
 
 use std::{collections::HashMap, error, fmt, sync::Arc, time::Duration};
 
