@@ -33,6 +33,11 @@ pub struct Offer {
 }
 
 impl Offer {
+    /// Whether the engine may have dropped its keys, for good: the retention is over.
+    pub fn is_forgotten(&self) -> bool {
+        self.keys_expire <= TimeMs::now()
+    }
+
     /// Whether it was ever warmed up.
     pub fn is_warm(&self) -> bool {
         self.warm.load(Ordering::Acquire)

@@ -43,6 +43,18 @@ pub struct Recovery {
     rebuilds: AtomicU64,
 }
 
+/// Makes room for the next rebuild of the offer, also when this one panicked.
+struct Running<'a> {
+    recovery: &'a Recovery,
+    key: &'a OfferKey,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.recovery.running().remove(self.key);
+    }
+}
+
 /// How one attempt to rebuild ended.
 #[derive(Debug)]
 pub(crate) enum Attempt {
@@ -103,12 +115,13 @@ impl Recovery {
         let mut pause = FIRST_PAUSE;
         loop {
             let patient = started.elapsed() < PATIENCE;
-            match self.attempt(offer, patient).await? {
-                Attempt::Healthy { .. } => return Ok(()),
-                Attempt::Overtaken if started.elapsed() > 3 * PATIENCE => {
+            match self.attempt(offer, patient).await {
+                Ok(Attempt::Healthy { .. }) => return Ok(()),
+                Ok(Attempt::Overtaken) if started.elapsed() > 3 * PATIENCE => {
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
-                Attempt::Overtaken => pause = wait(pause).await,
+                Err(error) if started.elapsed() > 3 * PATIENCE => return Err(error),
+                Ok(Attempt::Overtaken) | Err(_) => pause = wait(pause).await,
             }
         }
     }
@@ -126,8 +139,8 @@ impl Recovery {
                 tracing::warn!(offer = %offer.key, %error, "could not freeze");
             }
             if first {
+                let _running = Running { recovery: &recovery, key: &offer.key };
                 recovery.run(&offer).await;
-                recovery.running().remove(&offer.key);
                 // A freeze that arrived while the last attempt ended would be left alone here;
                 // the next call on the offer meets it and starts anew.
             }
@@ -158,10 +171,14 @@ impl Recovery {
 
     /// Looks whether anything is to be done at all, and does it.
     async fn attempt(&self, offer: &Arc<Offer>, patient: bool) -> Result<Attempt, Error> {
-        let levels = offer.segment.scripts.levels().await;
+        if offer.is_forgotten() {
+            return Ok(Attempt::Healthy { epoch: offer.segment.epoch() });
+        }
+        let known = offer.segment.epoch();
+        // SQL first: an engine that is at SQL's epoch, or was when SQL was read, is not behind it.
         let sql = self.sql_epoch(offer).await?;
-        let engine = match levels {
-            Ok(Ok(levels)) if levels.stamp.epoch == sql => {
+        let engine = match offer.segment.scripts.levels().await {
+            Ok(Ok(levels)) if levels.stamp.epoch == sql && sql >= known => {
                 // It may be healthy and yet older than what was seen; then it was frozen before.
                 offer.segment.adopt(sql);
                 return Ok(Attempt::Healthy { epoch: sql });
@@ -169,7 +186,8 @@ impl Recovery {
             Ok(Ok(levels)) => levels.stamp.epoch,
             Ok(Err(Refusal::NotWarmed)) => 0,
             Ok(Err(Refusal::Frozen { stamp, reason })) => {
-                if reason == "rebuilding" && stamp.epoch == sql && patient {
+                // Above SQL's epoch: it is not committed yet.
+                if reason == "rebuilding" && stamp.epoch >= sql && patient {
                     return Ok(Attempt::Overtaken);
                 }
                 stamp.epoch
@@ -179,7 +197,7 @@ impl Recovery {
             Err(error) => return Err(self.engine_failed(error)),
         };
         let started = tokio::time::Instant::now();
-        let attempt = rebuild::rebuild(self, offer, engine).await?;
+        let attempt = rebuild::rebuild(self, offer, sql, engine.max(known)).await?;
         if let Attempt::Healthy { epoch } = attempt {
             offer.segment.adopt(epoch);
             self.rebuilds.fetch_add(1, Ordering::Relaxed);

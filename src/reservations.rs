@@ -131,7 +131,13 @@ impl Reservations {
                 if reason == "epoch" && stamp.epoch == offer.segment.epoch() {
                     return Ok(Step::Again);
                 }
-                self.recovery.rebuild(offer);
+                if reason == "corrupt" {
+                    // Not everything that reserve.lua sees shows in levels.lua: frozen first, it is
+                    // rebuilt in any case.
+                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "corrupt");
+                } else {
+                    self.recovery.rebuild(offer);
+                }
                 frozen()
             }
             TakeError::Refused(Refusal::NotWarmed) => {
@@ -220,12 +226,18 @@ impl Reservations {
         match self.writer.write(row).await {
             Ok(Written::Live(row)) => {
                 let reservation = row.reservation()?;
+                let is_over = replayed
+                    && reservation.expire_time.is_some_and(|time| time <= self.database.clock());
                 offer.segment.acknowledge(
                     reservation.buyer.clone(),
                     slot,
                     reservation.order_no.clone(),
                     reservation.expire_time,
                 );
+                if is_over {
+                    // Nobody confirmed it in time; the expiry worker is on its way.
+                    return Ok(Step::Done(ReserveOutcome::Released));
+                }
                 Ok(Step::Done(ReserveOutcome::Reserved { reservation, replayed, remaining }))
             }
             Ok(Written::Refused(row)) => {
@@ -238,7 +250,7 @@ impl Reservations {
             }
             Ok(Written::OtherEpoch { .. }) => {
                 // The freeze is ignored by an engine that has moved on already.
-                self.recovery.freeze_and_rebuild(offer, epoch, "epoch");
+                self.recovery.freeze_and_rebuild(offer, epoch, "fenced");
                 Ok(Step::Again)
             }
             Err(WriteError::Unknown(why)) => {

@@ -234,7 +234,7 @@ impl StockFeed {
                 observe_time,
             });
         }
-        if self.engine_circuit.is_open() {
+        if self.engine_circuit.is_open() || offer.is_forgotten() {
             return None;
         }
         let before = offer.segment.seen();

@@ -21,7 +21,7 @@ pub async fn sweep(reservations: &Arc<Reservations>, grace: Duration) -> Result<
     let mut settled = 0;
     for activity in reservations.catalog.all() {
         for offer in activity.offers.values() {
-            if offer.is_warm() && offer.keys_expire > TimeMs::now() {
+            if offer.is_warm() && !offer.is_forgotten() {
                 settled += sweep_offer(reservations, offer, grace).await?;
             }
         }

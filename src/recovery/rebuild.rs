@@ -4,7 +4,7 @@ use std::{num::TryFromIntError, sync::Arc};
 
 use sea_orm::{
     ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
-    sea_query::{Expr, ExprTrait},
+    sea_query::Expr,
 };
 
 use super::{Attempt, Recovery};
@@ -33,7 +33,9 @@ impl Recovery {
     }
 }
 
-/// Rebuilds the offer under an epoch above SQL's and above `engine`, the engine's own.
+/// Rebuilds the offer under an epoch above `sql`, which SQL was seen at, and above `engine`, the
+/// engine's own. When SQL has moved on meanwhile, another rebuild is ahead, and this one is not
+/// begun: two servers would otherwise undo each other's for ever.
 ///
 /// The transaction that raises the epoch keeps the offer's row locked until everything is read
 /// and loaded: an insert or a release either committed before and is in the snapshot, or it waits
@@ -41,11 +43,12 @@ impl Recovery {
 pub(super) async fn rebuild(
     recovery: &Recovery,
     offer: &Arc<Offer>,
+    sql: u64,
     engine: u64,
 ) -> Result<Attempt, Error> {
     let transaction =
         recovery.database.begin().await.map_err(|error| recovery.sql_failed(error))?;
-    let loaded = match load(recovery, &transaction, offer, engine).await {
+    let loaded = match load(recovery, &transaction, offer, sql, engine).await {
         Ok(Some(loaded)) => loaded,
         Ok(None) => {
             transaction.rollback().await.map_err(|error| recovery.sql_failed(error))?;
@@ -77,12 +80,17 @@ async fn load(
     recovery: &Recovery,
     transaction: &DatabaseTransaction,
     offer: &Offer,
+    sql: u64,
     engine: u64,
 ) -> Result<Option<Loaded>, Error> {
     let scripts = &offer.segment.scripts;
-    let row = raise_epoch(transaction, offer, engine)
+    // Raised since we looked: that rebuild counts, and ours would only undo it.
+    let Some(row) = raise_epoch(transaction, offer, sql, engine)
         .await
-        .map_err(|error| recovery.sql_failed(error))?;
+        .map_err(|error| recovery.sql_failed(error))?
+    else {
+        return Ok(None);
+    };
     let epoch = u64::try_from(row.epoch).map_err(broken)?;
     let total = u64::try_from(row.total).map_err(broken)?;
 
@@ -120,38 +128,37 @@ async fn load(
             offer = %offer.key,
             reserved = row.reserved,
             live_units,
-            "the counter in SQL differs from the rows; the rows count"
+            "the counter in SQL differs from the rows; the higher of the two counts"
         );
     }
-    Ok(Some(Loaded { epoch, chunks, stock: total.saturating_sub(live_units) }))
+    // SQL sells by its counter: what it would refuse is not put on sale, or each sale of it would
+    // start another rebuild.
+    let taken = live_units.max(u64::try_from(row.reserved).map_err(broken)?);
+    Ok(Some(Loaded { epoch, chunks, stock: total.saturating_sub(taken) }))
 }
 
+/// Locks the offer's row and raises its epoch, unless SQL is at another one than `sql`.
 async fn raise_epoch(
     transaction: &DatabaseTransaction,
     offer: &Offer,
+    sql: u64,
     engine: u64,
-) -> Result<offers::Model, DbErr> {
+) -> Result<Option<offers::Model>, DbErr> {
     let key = (offer.key.activity_id.to_string(), offer.key.sku_id.to_string());
-    let of_offer = || {
-        offers::Entity::update_many()
-            .filter(offers::Column::ActivityId.eq(&*key.0))
-            .filter(offers::Column::SkuId.eq(&*key.1))
-    };
-    of_offer()
-        .col_expr(offers::Column::Epoch, Expr::col(offers::Column::Epoch).add(1))
-        .exec(transaction)
-        .await?;
+    let signed = |epoch: u64| i64::try_from(epoch).unwrap_or(i64::MAX - 1);
     // An engine that is ahead of SQL (a database from a backup) must be passed as well.
-    let above = i64::try_from(engine).unwrap_or(i64::MAX - 1) + 1;
-    of_offer()
-        .col_expr(offers::Column::Epoch, Expr::value(above))
-        .filter(offers::Column::Epoch.lt(above))
+    let raised = offers::Entity::update_many()
+        .col_expr(offers::Column::Epoch, Expr::value(signed(sql.max(engine)) + 1))
+        .filter(offers::Column::ActivityId.eq(&*key.0))
+        .filter(offers::Column::SkuId.eq(&*key.1))
+        .filter(offers::Column::Epoch.eq(signed(sql)))
         .exec(transaction)
         .await?;
-    offers::Entity::find_by_id(key.clone())
-        .one(transaction)
-        .await?
-        .ok_or_else(|| DbErr::RecordNotFound(format!("offer {}", offer.key)))
+    if raised.rows_affected == 0 {
+        return Ok(None);
+    }
+    let row = offers::Entity::find_by_id(key).one(transaction).await?;
+    row.map(Some).ok_or_else(|| DbErr::RecordNotFound(format!("offer {}", offer.key)))
 }
 
 async fn page(

@@ -56,7 +56,9 @@ impl Reservations {
                             None => Ok(ConfirmOutcome::NotReserved),
                         }
                     }
-                    Err(Refusal::NotWarmed) if !offer.is_warm() => Ok(ConfirmOutcome::NotReserved),
+                    Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => {
+                        Ok(ConfirmOutcome::NotReserved)
+                    }
                     Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
                         self.recovery.rebuild(&offer);
                         Err(Error::OfferFrozen(offer.key.clone()))

@@ -130,7 +130,7 @@ impl Reservations {
         offer: &Arc<Offer>,
         row: &Row,
     ) -> Result<Option<Option<u64>>, Error> {
-        let stock = if offer.keys_expire <= TimeMs::now() {
+        let stock = if offer.is_forgotten() {
             None
         } else {
             match self.give_back(offer, row).await {
@@ -204,7 +204,7 @@ impl Reservations {
         let scripts = &offer.segment.scripts;
         let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
-            Err(Refusal::NotWarmed) if !offer.is_warm() => {
+            Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => {
                 return Ok(Some(ReleaseOutcome::NotReserved));
             }
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {

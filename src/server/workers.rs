@@ -75,7 +75,7 @@ where
             continue;
         }
         if let Err(error) = pass().await {
-            note_failure(&parts, name, &error);
+            note_failure(name, &error);
         }
     }
 }
@@ -95,7 +95,7 @@ async fn poll(parts: Parts, settings: Settings) {
                 Ok(pass) if pass.made_progress() => {}
                 Ok(_) => break,
                 Err(error) => {
-                    note_failure(&parts, "poller", &error);
+                    note_failure("poller", &error);
                     break;
                 }
             }
@@ -103,14 +103,11 @@ async fn poll(parts: Parts, settings: Settings) {
     }
 }
 
-fn note_failure(parts: &Parts, name: &str, error: &Error) {
-    if matches!(error, Error::DatabaseUnavailable) {
-        parts.database_circuit.trip("a background pass failed");
-    } else if matches!(error, Error::EngineUnavailable) {
-        parts.engine_circuit.trip("a background pass failed");
-    } else if let Error::Internal(cause) = error {
+fn note_failure(name: &str, error: &Error) {
+    if let Error::Internal(cause) = error {
         tracing::error!(name, %cause, "a background pass failed");
     } else {
+        // Whoever saw a store fail has tripped its circuit; a lost deadlock must not.
         tracing::debug!(name, %error, "a background pass was put off");
     }
 }
