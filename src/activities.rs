@@ -20,7 +20,7 @@ mod warm_up;
 use crate::{
     admission::catalog::Catalog,
     circuit::Circuit,
-    database::{Database, SqlFault, classify, insert_ignore, lock_rows},
+    database::{self, Database, SqlFault, classify, insert_ignore, is_outage, lock_rows},
     domain::{
         ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, OfferView, TimeMs,
     },
@@ -30,7 +30,6 @@ use crate::{
     recovery::Recovery,
 };
 
-const REPEATS: u32 = 5;
 /// The most characters of an actor in the audit table.
 const ACTOR_MAX_CHARS: usize = 128;
 
@@ -317,26 +316,18 @@ impl Activities {
     }
 
     /// Repeats a transaction for as long as SQL itself says that nothing of it was kept.
-    async fn repeat<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T, Error>
+    async fn repeat<T, F>(&self, attempt: impl FnMut() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, DbErr>>,
     {
         if self.database_circuit.is_open() {
             return Err(Error::DatabaseUnavailable);
         }
-        let mut repeats = 0;
-        loop {
-            match attempt().await {
-                Err(error) if classify(&error) == SqlFault::RolledBack && repeats < REPEATS => {
-                    repeats += 1;
-                }
-                other => return other.map_err(|error| self.sql_failed(error)),
-            }
-        }
+        database::repeat(attempt).await.map_err(|error| self.sql_failed(error))
     }
 
     fn sql_failed(&self, error: DbErr) -> Error {
-        if matches!(classify(&error), SqlFault::Away | SqlFault::Unknown) {
+        if is_outage(&error) {
             self.database_circuit.trip(&error.to_string());
         }
         error.into()

@@ -15,14 +15,7 @@ mod location;
 mod migrate;
 mod rows;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sea_orm::{
     ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DatabaseTransaction,
@@ -38,9 +31,9 @@ use sea_orm::{
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::time::Instant;
 
-use crate::domain::TimeMs;
+use crate::domain::{Clock, TimeMs};
 
-pub use fault::{SqlFault, classify};
+pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use lease::{Acquired, Lease};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 
@@ -182,8 +175,7 @@ struct Inner {
     writer: DatabaseConnection,
     location: Location,
     settings: DatabaseSettings,
-    /// How far the database's clock is ahead of this machine's, in milliseconds.
-    clock_offset_ms: AtomicI64,
+    clock: Clock,
 }
 
 impl Database {
@@ -222,10 +214,9 @@ impl Database {
         };
         let backend = location.backend();
         let settings = settings.clone();
-        let clock_offset_ms = AtomicI64::new(0);
-        let database = Self {
-            inner: Arc::new(Inner { backend, reader, writer, location, settings, clock_offset_ms }),
-        };
+        let clock = Clock::default();
+        let database =
+            Self { inner: Arc::new(Inner { backend, reader, writer, location, settings, clock }) };
         database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
         Ok(database)
     }
@@ -286,8 +277,13 @@ impl Database {
     /// The database's clock as far as this process knows it, without asking.
     #[must_use]
     pub fn clock(&self) -> TimeMs {
-        let TimeMs(here) = TimeMs::now();
-        TimeMs(here + self.inner.clock_offset_ms.load(Ordering::Relaxed))
+        self.inner.clock.now()
+    }
+
+    /// That clock itself, for who has no database at hand.
+    #[must_use]
+    pub fn shared_clock(&self) -> Clock {
+        self.inner.clock.clone()
     }
 
     /// Asks for the database's clock and keeps its distance to this machine's, for
@@ -300,8 +296,19 @@ impl Database {
         let there = self.now().await?;
         let after = TimeMs::now();
         let here = before.0 + (after.0 - before.0) / 2;
-        self.inner.clock_offset_ms.store(there.0 - here, Ordering::Relaxed);
+        self.inner.clock.set_ahead(there.0 - here);
         Ok(())
+    }
+
+    /// Whether a transaction that writes can be committed: a full disk or a standby answers reads.
+    ///
+    /// # Errors
+    /// Those of any transaction.
+    pub async fn try_write(&self) -> Result<(), DbErr> {
+        let probe = self.acquire_lease("write_probe", "", Duration::ZERO).await?;
+        match probe {
+            Acquired::Granted(_) | Acquired::Held { .. } => Ok(()),
+        }
     }
 
     /// Closes every connection, once those in use have come back.

@@ -3,7 +3,14 @@
 //! **Invariant:** identifiers are opaque strings from end to end (I11). They are never parsed
 //! as numbers, here or in Lua, so an id above 2^53 comes back as it went in.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use uuid::Uuid;
 
@@ -206,6 +213,26 @@ impl TimeMs {
     #[must_use]
     pub fn since(self, earlier: TimeMs) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+/// The database's clock as far as this process knows it; a clone is the same one. Everything that
+/// outlives a process is timed by it, so that servers whose clocks differ agree.
+#[derive(Debug, Clone, Default)]
+pub struct Clock {
+    ahead_ms: Arc<AtomicI64>,
+}
+
+impl Clock {
+    /// The database's time, without asking.
+    #[must_use]
+    pub fn now(&self) -> TimeMs {
+        TimeMs(TimeMs::now().0.saturating_add(self.ahead_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Notes how far the database's clock is ahead of this machine's.
+    pub fn set_ahead(&self, ahead_ms: i64) {
+        self.ahead_ms.store(ahead_ms, Ordering::Relaxed);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 /// Places the orders of these rows; an order that is there already is fine if it is the same.
 ///
 /// Answers, for each row, whether it has its order now: not when another reservation of the same
-/// buyer has an order in that slot, or when the order number is another's.
+/// buyer has an order in that slot, when the order number is another's, or without an offer.
 ///
 /// # Errors
 /// Those of the database; the transaction is then to be rolled back.
@@ -29,9 +29,8 @@ pub async fn place(
     let mut models = Vec::with_capacity(rows.len());
     for row in rows {
         let key = (row.activity_id.clone(), row.sku_id.clone());
-        let offer = offers
-            .get(&key)
-            .ok_or_else(|| DbErr::RecordNotFound(format!("offer {}/{}", key.0, key.1)))?;
+        // A row without its offer gets no order; it fails alone.
+        let Some(offer) = offers.get(&key) else { continue };
         models.push(orders::ActiveModel {
             order_no: Set(row.order_no.clone()),
             reservation_id: Set(row.reservation_id.clone()),

@@ -19,7 +19,7 @@ mod rebuild;
 
 use crate::{
     circuit::Circuit,
-    database::Database,
+    database::{Database, is_outage},
     domain::OfferKey,
     engine::{EngineError, scripts::Refusal},
     error::Error,
@@ -216,8 +216,7 @@ impl Recovery {
     }
 
     pub(crate) fn sql_failed(&self, error: sea_orm::DbErr) -> Error {
-        use crate::database::{SqlFault, classify};
-        if matches!(classify(&error), SqlFault::Away | SqlFault::Unknown) {
+        if is_outage(&error) {
             self.database_circuit.trip(&error.to_string());
         }
         error.into()

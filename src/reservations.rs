@@ -14,11 +14,11 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 mod confirm;
 mod find;
@@ -48,6 +48,8 @@ use crate::{
     recovery::Recovery,
 };
 
+/// The most calls of Release, Confirm and GetReservation that wait for SQL.
+const LOOKUPS_WAITING: usize = 2_000;
 /// How often a request is taken anew after the engine or SQL turned out to be at another epoch.
 const ATTEMPTS: u32 = 2;
 
@@ -62,6 +64,11 @@ pub struct Reservations {
     pub database_circuit: Arc<Circuit>,
     /// Bounds the Reserve calls in flight; Release, Confirm and health need none of these.
     pub in_flight: Arc<Semaphore>,
+    /// Bounds Release, Confirm and GetReservation in SQL, so that the pool keeps connections for the
+    /// outbox and the workers.
+    pub lookups: Semaphore,
+    /// How many of those wait for their turn.
+    pub lookups_waiting: AtomicUsize,
     /// Tells the poller about rows that became due.
     pub due: Arc<Notify>,
     /// Reserve calls that met an offer which was never warmed up.
@@ -370,6 +377,17 @@ impl Reservations {
             .await?;
         let existing = rival.map(|rival| rival.reservation()).transpose()?;
         Ok(ReserveOutcome::Duplicate { existing })
+    }
+
+    /// A turn in SQL for a call that is no Reserve.
+    async fn lookup_permit(&self) -> Result<SemaphorePermit<'_>, Error> {
+        if self.lookups_waiting.fetch_add(1, Ordering::Relaxed) >= LOOKUPS_WAITING {
+            self.lookups_waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::Overloaded);
+        }
+        let permit = self.lookups.acquire().await;
+        self.lookups_waiting.fetch_sub(1, Ordering::Relaxed);
+        permit.map_err(|_| Error::ShuttingDown)
     }
 
     async fn row(&self, id: &ReservationId) -> Result<Option<Row>, Error> {

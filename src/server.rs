@@ -45,6 +45,8 @@ use crate::{
 /// The lease of the one process that may run an embedded engine over a database.
 const EMBEDDED_LEASE: &str = "embedded_engine";
 const EMBEDDED_LEASE_TTL: Duration = Duration::from_secs(3);
+/// How long the database may take to be closed.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 const MAX_PENDING_RESETS: usize = 1_000;
 const MAX_HEADER_BYTES: u32 = 16 * 1_024;
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,6 +132,8 @@ impl Parts {
             engine_circuit: engine_circuit.clone(),
             database_circuit: database_circuit.clone(),
             in_flight: Arc::new(Semaphore::new(settings.reserve.max_in_flight)),
+            lookups: Semaphore::new(lookups(settings, &database)),
+            lookups_waiting: Default::default(),
             due,
             not_warmed_seen: Default::default(),
         });
@@ -203,7 +207,11 @@ impl Parts {
         }
         stream::iter(offers)
             .map(|offer| async move { self.recovery.rebuild_now(&offer).await })
-            .buffer_unordered(REBUILDS_AT_ONCE)
+            .buffer_unordered(match self.database.backend() {
+                // Each holds the one writer until it is done.
+                Backend::Sqlite => 1,
+                Backend::Postgres | Backend::MySql => REBUILDS_AT_ONCE,
+            })
             .try_collect::<Vec<()>>()
             .await
             .map(|_| ())
@@ -249,6 +257,17 @@ async fn open_database(settings: &Settings) -> Result<Database, StartError> {
         database.migrate_up(None).await?;
     }
     Ok(database)
+}
+
+/// How many calls of Release, Confirm and GetReservation are in SQL at once. One writer serves
+/// SQLite, in the order of asking, so few may ask before the outbox does.
+fn lookups(settings: &Settings, database: &Database) -> usize {
+    match database.backend() {
+        Backend::Sqlite => 4,
+        Backend::Postgres | Backend::MySql => {
+            (settings.database.max_connections as usize / 2).max(1)
+        }
+    }
 }
 
 async fn open_engine(
@@ -403,13 +422,20 @@ impl Parts {
                  server, or of the next start, finishes it"
             );
         }
-        if let Some(lease) = &self.lease
-            && let Err(error) = self.database.release_lease(lease).await
-        {
-            tracing::warn!(%error, "the lease of the embedded engine runs out by itself");
-        }
-        if let Err(error) = self.database.close().await {
-            tracing::warn!(%error, "the database was not closed in good order");
+        // In a task, since no SQL future may be dropped; and bounded, since a connection may be
+        // dead without a word.
+        #[allow(clippy::disallowed_methods, reason = "it is waited for, below")]
+        let closing = tokio::spawn(async move {
+            if let Some(lease) = &self.lease {
+                self.database.release_lease(lease).await?;
+            }
+            self.database.close().await
+        });
+        match tokio::time::timeout(CLOSE_LIMIT, closing).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => tracing::warn!(%error, "the database was not closed in order"),
+            Ok(Err(error)) => tracing::warn!(%error, "the database was not closed in order"),
+            Err(_) => tracing::warn!("the database did not answer at the end"),
         }
     }
 }

@@ -21,9 +21,9 @@ impl MigrationTrait for Migration {
         let (indexes, due, expiring, paging) = if has_partial_indexes(manager) {
             (
                 "",
-                "CREATE INDEX outbox_due ON outbox (next_attempt_time, id)
+                "CREATE INDEX outbox_due ON outbox (state, next_attempt_time, id)
                  WHERE state IN ('pending', 'releasing')",
-                "CREATE INDEX outbox_expiring ON outbox (expire_time, id)
+                "CREATE INDEX outbox_expiring ON outbox (state, expire_time, id)
                  WHERE expire_time IS NOT NULL AND state IN ('pending', 'done')",
                 "CREATE INDEX outbox_offer ON outbox (activity_id, sku_id, id)",
             )

@@ -247,8 +247,9 @@ impl Catalog {
         let hold = u64::try_from(row.hold_s).ok().filter(|&hold_s| hold_s > 0);
         let segment = segment.unwrap_or_else(|| {
             let keys = keys::segment(&key, 0);
+            let clock = self.database.shared_clock();
             let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders);
-            Arc::new(Segment::new(scripts, max_orders, epoch, self.tasks.clone()))
+            Arc::new(Segment::new(scripts, max_orders, epoch, clock, self.tasks.clone()))
         });
         segment.adopt(epoch);
         Offer {

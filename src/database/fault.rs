@@ -4,8 +4,10 @@
     reason = "the errors are not ours; of one that is new nothing is known, which is the safe answer"
 )]
 
+use std::time::Duration;
+
 use sea_orm::{
-    DbErr, RuntimeErr,
+    ConnAcquireErr, DbErr, RuntimeErr,
     sqlx::{self, mysql::MySqlDatabaseError, postgres::PgDatabaseError, sqlite::SqliteError},
 };
 
@@ -35,6 +37,42 @@ pub fn classify(error: &DbErr) -> SqlFault {
             classify_sqlx(cause)
         }
         _ => SqlFault::Unknown,
+    }
+}
+
+/// How often a transaction is repeated that SQL reports as rolled back.
+const REPEATS: u32 = 8;
+
+/// Runs a transaction again for as long as SQL itself says that nothing of it was kept, a few
+/// times; `attempt` rolls back what it began.
+///
+/// # Errors
+/// Those of the last attempt.
+pub async fn repeat<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, DbErr>
+where
+    F: Future<Output = Result<T, DbErr>>,
+{
+    for repeats in 0..REPEATS {
+        match attempt().await {
+            Err(error) if classify(&error) == SqlFault::RolledBack => {
+                // Apart from the others that lost the same lock.
+                let most_ms = 2u64 << repeats;
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=most_ms))).await;
+            }
+            other => return other,
+        }
+    }
+    attempt().await
+}
+
+/// Whether an error speaks against the database as a whole. One that SQL itself reports as rolled
+/// back, a bad row, and a pool with too many waiting do not.
+#[must_use]
+pub fn is_outage(error: &DbErr) -> bool {
+    match classify(error) {
+        SqlFault::RolledBack | SqlFault::Data => false,
+        SqlFault::Away => !matches!(error, DbErr::ConnectionAcquire(ConnAcquireErr::Timeout)),
+        SqlFault::Unknown => true,
     }
 }
 

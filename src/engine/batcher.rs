@@ -19,7 +19,7 @@ use super::{
     EngineError,
     scripts::{Answer, Refusal, SegmentScripts, Stamp, Take, Taken},
 };
-use crate::domain::{BuyerId, OrderNo, TimeMs};
+use crate::domain::{BuyerId, Clock, OrderNo, TimeMs};
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
 const BATCH: usize = 64;
@@ -90,6 +90,7 @@ pub struct Segment {
     seen: Mutex<Stamp>,
     queue: Mutex<Queue>,
     acknowledgements: Mutex<Acknowledgements>,
+    clock: Clock,
     tasks: TaskTracker,
 }
 
@@ -124,7 +125,13 @@ struct Waiting {
 impl Segment {
     /// A segment that is called under `epoch`; its workers run in `tasks`.
     #[must_use]
-    pub fn new(scripts: SegmentScripts, max_orders: u32, epoch: u64, tasks: TaskTracker) -> Self {
+    pub fn new(
+        scripts: SegmentScripts,
+        max_orders: u32,
+        epoch: u64,
+        clock: Clock,
+        tasks: TaskTracker,
+    ) -> Self {
         Self {
             scripts,
             max_orders,
@@ -132,6 +139,7 @@ impl Segment {
             seen: Mutex::default(),
             queue: Mutex::default(),
             acknowledgements: Mutex::default(),
+            clock,
             tasks,
         }
     }
@@ -229,11 +237,12 @@ impl Segment {
     }
 
     async fn work(self: Arc<Self>) {
+        let _at_work = AtWork(&self);
         while let Some(batch) = self.next_batch() {
             if batch.is_empty() {
                 continue;
             }
-            let now = TimeMs::now();
+            let now = self.clock.now();
             let before = self.seen();
             let takes = batch.iter().map(|waiting| &waiting.take);
             let result = self.scripts.reserve(self.epoch(), now, takes).await;
@@ -294,6 +303,17 @@ impl Segment {
         };
         for waiting in batch {
             let _ = waiting.reply.send(Err(failure.clone()));
+        }
+    }
+}
+
+/// Makes room for another worker when this one panics.
+struct AtWork<'a>(&'a Segment);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            locked(&self.0.queue).workers -= 1;
         }
     }
 }

@@ -271,15 +271,27 @@ impl Poller {
     /// Finishes releases that a crash or an engine outage left behind.
     async fn release_due(&self, pass: &mut Pass) -> Result<(), Error> {
         for row in self.due(OutboxState::Releasing).await? {
-            let offer = self.reservations.catalog.offer(&row.offer()?).await?;
-            if self.reservations.finish_release(&offer, &row).await?.is_some() {
-                pass.released += 1;
-            } else {
-                pass.waiting += 1;
-                self.postpone(&row).await?;
+            match self.finish_release(&row).await {
+                Ok(true) => pass.released += 1,
+                Ok(false) => {
+                    pass.waiting += 1;
+                    self.postpone(&row).await?;
+                }
+                Err(Error::DatabaseUnavailable) => return Err(Error::DatabaseUnavailable),
+                // This row or this offer, not everybody.
+                Err(error) => {
+                    tracing::warn!(row = row.id, ?error, "a release can't be finished yet");
+                    pass.waiting += 1;
+                    self.postpone(&row).await?;
+                }
             }
         }
         Ok(())
+    }
+
+    async fn finish_release(&self, row: &Row) -> Result<bool, Error> {
+        let offer = self.reservations.catalog.offer(&row.offer()?).await?;
+        Ok(self.reservations.finish_release(&offer, row).await?.is_some())
     }
 
     async fn postpone(&self, row: &Row) -> Result<(), Error> {

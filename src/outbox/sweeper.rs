@@ -2,13 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::{StreamExt, stream};
+
 use crate::{
-    domain::TimeMs, engine::scripts::Refusal, error::Error, offer::Offer,
+    engine::{EngineError, scripts::Refusal},
+    error::Error,
+    offer::Offer,
     reservations::Reservations,
 };
 
-/// Entries read from one segment at a time.
-const PAGE: u32 = 200;
+/// Entries read from one segment at a time; the most that the script gives.
+const PAGE: u32 = 500;
+/// Offers looked at at the same time.
+const OFFERS_AT_ONCE: usize = 32;
 
 /// Walks all warmed offers once, and settles what is older than `grace`; answers how many.
 ///
@@ -18,15 +24,24 @@ const PAGE: u32 = 200;
 /// # Errors
 /// A store is away; what was not settled stays in `unacked`.
 pub async fn sweep(reservations: &Arc<Reservations>, grace: Duration) -> Result<usize, Error> {
-    let mut settled = 0;
-    for activity in reservations.catalog.all() {
-        for offer in activity.offers.values() {
-            if offer.is_warm() && !offer.is_forgotten() {
-                settled += sweep_offer(reservations, offer, grace).await?;
-            }
+    let offers: Vec<Arc<Offer>> = reservations
+        .catalog
+        .all()
+        .iter()
+        .flat_map(|activity| activity.offers.values().cloned().collect::<Vec<_>>())
+        .filter(|offer| offer.is_warm() && !offer.is_forgotten())
+        .collect();
+    let mut sweeps = stream::iter(offers)
+        .map(|offer| async move { sweep_offer(reservations, &offer, grace).await })
+        .buffer_unordered(OFFERS_AT_ONCE);
+    let (mut settled, mut failed) = (0, None);
+    while let Some(swept) = sweeps.next().await {
+        match swept {
+            Ok(some) => settled += some,
+            Err(error) => failed = Some(error),
         }
     }
-    Ok(settled)
+    failed.map_or(Ok(settled), Err)
 }
 
 async fn sweep_offer(
@@ -34,26 +49,53 @@ async fn sweep_offer(
     offer: &Arc<Offer>,
     grace: Duration,
 ) -> Result<usize, Error> {
-    let before = TimeMs::now().minus(grace);
-    let (epoch, entries) = match offer.segment.scripts.unacked(before, PAGE).await? {
-        Ok(entries) => entries,
-        Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
-            // Nobody may be asking for this offer now; it is to be whole when they do.
-            reservations.recovery.rebuild(offer);
-            return Ok(0);
-        }
-    };
+    let before = reservations.database.clock().minus(grace);
     let mut settled = 0;
-    for entry in entries {
-        let reservation_id = entry.record.reservation_id.clone();
-        match reservations.settle(offer, epoch, entry).await {
-            Ok(()) => settled += 1,
-            Err(Error::Internal(cause)) => {
-                // SQL refuses the row for its own data, every time: somebody must look.
-                tracing::error!(offer = %offer.key, %reservation_id, %cause, "can't be recorded");
+    loop {
+        let (epoch, entries) = match offer.segment.scripts.unacked(before, PAGE).await {
+            Ok(Ok(entries)) => entries,
+            Ok(Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => {
+                // Nobody may be asking for this offer now; it is to be whole when they do.
+                reservations.recovery.rebuild(offer);
+                return Ok(settled);
             }
-            Err(error) => return Err(error),
+            Err(EngineError::Script(text)) => {
+                tracing::error!(offer = %offer.key, text, "the unacknowledged can't be read");
+                let epoch = offer.segment.epoch();
+                reservations.recovery.freeze_and_rebuild(offer, epoch, "corrupt");
+                return Ok(settled);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let full = entries.len() == PAGE as usize;
+        // Together, so that the writer makes groups of them.
+        let results: Vec<Result<(), Error>> = stream::iter(entries)
+            .map(|entry| async move {
+                let reservation_id = entry.record.reservation_id.clone();
+                let result = reservations.settle(offer, epoch, entry).await;
+                if let Err(Error::Internal(cause)) = &result {
+                    // SQL refuses the row for its own data, every time: somebody must look.
+                    tracing::error!(offer = %offer.key, %reservation_id, %cause, "can't be recorded");
+                }
+                result
+            })
+            .buffer_unordered(PAGE as usize)
+            .collect()
+            .await;
+        let (mut progress, mut failed) = (0, None);
+        for result in results {
+            match result {
+                Ok(()) => progress += 1,
+                Err(Error::Internal(_)) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        settled += progress;
+        match failed {
+            Some(error) => return Err(error),
+            // The acknowledgements are on their way; what they don't reach is read again.
+            None if full && progress > 0 => {}
+            None => return Ok(settled),
         }
     }
-    Ok(settled)
 }

@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::{Row, reason};
 use crate::{
     circuit::Circuit,
-    database::{Backend, Database, SqlFault, classify, insert_ignore, lock_rows},
+    database::{Backend, Database, SqlFault, classify, insert_ignore, is_outage, lock_rows},
     domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     failpoints::failpoint,
@@ -113,6 +113,17 @@ enum Setback {
     Sql(DbErr),
 }
 
+/// Makes room for another worker when this one panics.
+struct AtWork<'a>(&'a Writer);
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.locked().workers -= 1;
+        }
+    }
+}
+
 impl From<DbErr> for Setback {
     fn from(error: DbErr) -> Self {
         Setback::Sql(error)
@@ -158,6 +169,7 @@ impl Writer {
     }
 
     async fn work(self: Arc<Self>) {
+        let _at_work = AtWork(&self);
         while let Some(mut group) = self.next_group() {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
             let (rows, replies): (Vec<NewRow>, Vec<_>) =
@@ -280,30 +292,24 @@ impl Writer {
         }
         for indexes in groups.into_values() {
             let group: Vec<&NewRow> = indexes.iter().map(|&index| &rows[index]).collect();
-            let result = self.repeat(|| self.write_one_offer(&group)).await;
-            let failed = match result {
+            let failed = match self.judge_offer(&group).await {
                 Ok(written) => {
                     for (index, written) in indexes.into_iter().zip(written) {
                         answers[index] = Some(written);
                     }
                     continue;
                 }
-                Err(Setback::Sql(error)) => error,
-                Err(Setback::Irregular) => {
-                    DbErr::Custom("the slot was not free and not held".into())
-                }
+                Err(failed) => failed,
             };
-            let alone = matches!(classify(&failed), SqlFault::Data) && group.len() > 1;
+            let alone = matches!(failed, WriteError::Data(_)) && group.len() > 1;
             for index in indexes {
-                let row: &NewRow = &rows[index];
                 answers[index] = Some(if alone {
-                    match self.repeat(|| self.write_one_offer(std::slice::from_ref(&row))).await {
+                    match self.judge_offer(&[&rows[index]]).await {
                         Ok(mut written) => written.remove(0),
-                        Err(Setback::Sql(error)) => Err(self.unknown(&error)),
-                        Err(Setback::Irregular) => Err(self.unknown(&failed)),
+                        Err(failed) => Err(failed),
                     }
                 } else {
-                    Err(self.unknown(&failed))
+                    Err(failed.clone())
                 });
             }
         }
@@ -311,6 +317,22 @@ impl Writer {
             .into_iter()
             .map(|answer| answer.expect("every row is in the group of its offer and epoch"))
             .collect()
+    }
+
+    async fn judge_offer(
+        &self,
+        rows: &[&NewRow],
+    ) -> Result<Vec<Result<Written, WriteError>>, WriteError> {
+        for _ in 0..REPEATS {
+            match self.repeat(|| self.write_one_offer(rows)).await {
+                Ok(written) => return Ok(written),
+                // The rival was released in between: insert again.
+                Err(Setback::Irregular) => {}
+                Err(Setback::Sql(error)) => return Err(self.unknown(&error)),
+            }
+        }
+        // Nothing was stored; the sweeper comes back to it.
+        Err(WriteError::Unknown("the slot was never free and never held".into()))
     }
 
     /// The careful case: rows of one offer and epoch, each judged for itself.
@@ -360,11 +382,12 @@ impl Writer {
     }
 
     fn unknown(&self, error: &DbErr) -> WriteError {
+        if is_outage(error) {
+            self.circuit.trip(&error.to_string());
+        }
         match classify(error) {
             SqlFault::Data => WriteError::Data(error.to_string()),
-            SqlFault::RolledBack => WriteError::Unknown(error.to_string()),
-            SqlFault::Away | SqlFault::Unknown => {
-                self.circuit.trip(&error.to_string());
+            SqlFault::RolledBack | SqlFault::Away | SqlFault::Unknown => {
                 WriteError::Unknown(error.to_string())
             }
         }

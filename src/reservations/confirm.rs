@@ -6,15 +6,13 @@ use sea_orm::{ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
 
 use super::Reservations;
 use crate::{
-    database::{SqlFault, classify, lock_rows, now_on},
+    database::{lock_rows, now_on, repeat},
     domain::{ConfirmOutcome, ConfirmRequest, ReservationState},
     engine::scripts::{Found, Refusal},
     entity::{orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
     outbox::{Row, reason},
 };
-
-const REPEATS: u32 = 5;
 
 /// What the transaction found; a row that is confirmed comes along.
 enum InSql {
@@ -37,6 +35,7 @@ impl Reservations {
         if self.database_circuit.is_open() {
             return Err(Error::DatabaseUnavailable);
         }
+        let _permit = self.lookup_permit().await?;
         match self.confirm_in_sql(&request).await? {
             InSql::Settled(outcome) => Ok(outcome),
             InSql::Confirmed { row, .. } => {
@@ -69,18 +68,8 @@ impl Reservations {
     }
 
     async fn confirm_in_sql(&self, request: &ConfirmRequest) -> Result<InSql, Error> {
-        let mut repeats = 0;
-        loop {
-            match self.confirm_transaction(request).await {
-                Ok(in_sql) => return Ok(in_sql),
-                Err(error)
-                    if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
-                {
-                    repeats += 1;
-                }
-                Err(error) => return Err(self.sql_failed(error)),
-            }
-        }
+        let result = repeat(|| self.confirm_transaction(request)).await;
+        result.map_err(|error| self.sql_failed(error))
     }
 
     async fn confirm_transaction(&self, request: &ConfirmRequest) -> Result<InSql, DbErr> {

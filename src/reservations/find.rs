@@ -29,6 +29,7 @@ impl Reservations {
         if self.database_circuit.is_open() {
             return Err(Error::DatabaseUnavailable);
         }
+        let _permit = self.lookup_permit().await?;
         match query {
             ReservationQuery::ById(id) => match self.row(&id).await? {
                 Some(row) => self.describe(row).await,

@@ -13,7 +13,7 @@ use sea_orm::{
 
 use super::Reservations;
 use crate::{
-    database::{SqlFault, classify, insert_ignore, lock_rows},
+    database::{insert_ignore, is_outage, lock_rows, repeat},
     domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
@@ -23,7 +23,7 @@ use crate::{
     outbox::{Row, reason},
 };
 
-/// How often a transaction is repeated that SQL reports as rolled back.
+/// How often a release looks again after something moved between engine and SQL.
 const REPEATS: u32 = 5;
 
 /// Under which condition a row is released.
@@ -46,6 +46,15 @@ enum InSql {
     NoRow,
 }
 
+/// What the engine knew of a reservation that SQL had no row of.
+enum NoRow {
+    Settled(ReleaseOutcome),
+    /// It is in flight, and this call left the row that its insert will meet.
+    Tombstone,
+    /// Something moved in between.
+    Again,
+}
+
 impl Reservations {
     /// Gives a reservation back: exactly what it took, once.
     ///
@@ -58,6 +67,8 @@ impl Reservations {
         let offer = self.catalog.offer(&request.offer).await?;
         self.stores_are_there()?;
         let why = Why::Asked { reason: &request.reason };
+        let _permit = self.lookup_permit().await?;
+        let mut by_this_call = false;
         for _ in 0..REPEATS {
             let in_sql = self.release_in_sql(&request, why).await?;
             failpoint!("after_release_commit");
@@ -67,18 +78,18 @@ impl Reservations {
                     let Some(stock) = self.finish_release(&offer, &row).await? else {
                         return Err(Error::OfferFrozen(offer.key.clone()));
                     };
-                    let outcome = if now {
+                    let outcome = if now || by_this_call {
                         ReleaseOutcome::Released
                     } else {
                         ReleaseOutcome::AlreadyReleased
                     };
                     return Ok((outcome, stock));
                 }
-                InSql::NoRow => {
-                    if let Some(outcome) = self.release_without_row(&offer, &request).await? {
-                        return Ok((outcome, None));
-                    }
-                }
+                InSql::NoRow => match self.release_without_row(&offer, &request).await? {
+                    NoRow::Settled(outcome) => return Ok((outcome, None)),
+                    NoRow::Tombstone => by_this_call = true,
+                    NoRow::Again => {}
+                },
             }
         }
         Err(Error::DatabaseUnavailable)
@@ -112,15 +123,34 @@ impl Reservations {
                 reservation_id: reservation.reservation_id,
                 reason: reason::EXPIRED.into(),
             };
-            if let InSql::Releasing { row, .. } =
-                self.release_in_sql(&request, Why::Expired { now }).await?
-            {
-                released += 1;
-                let offer = self.catalog.offer(&request.offer).await?;
-                self.finish_release(&offer, &row).await?;
+            let result = self.expire(&request, now).await;
+            match result {
+                Ok(true) => released += 1,
+                Ok(false) => {}
+                // This row, not everybody's; it is due again.
+                Err(error @ Error::Internal(_)) => {
+                    tracing::error!(row = row.id, ?error, "a hold can't be released");
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(released)
+    }
+
+    async fn expire(
+        self: &Arc<Self>,
+        request: &ReleaseRequest,
+        now: TimeMs,
+    ) -> Result<bool, Error> {
+        let InSql::Releasing { row, .. } =
+            self.release_in_sql(request, Why::Expired { now }).await?
+        else {
+            return Ok(false);
+        };
+        let offer = self.catalog.offer(&request.offer).await?;
+        // What the engine can't do now, the poller does.
+        self.finish_release(&offer, &row).await?;
+        Ok(true)
     }
 
     /// The engine's half and the last word in SQL, for a row that is `releasing`. `None` when
@@ -157,18 +187,8 @@ impl Reservations {
     }
 
     async fn release_in_sql(&self, request: &ReleaseRequest, why: Why<'_>) -> Result<InSql, Error> {
-        let mut repeats = 0;
-        loop {
-            match self.release_transaction(request, why).await {
-                Ok(in_sql) => return Ok(in_sql),
-                Err(error)
-                    if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
-                {
-                    repeats += 1;
-                }
-                Err(error) => return Err(self.sql_failed(error)),
-            }
-        }
+        let result = repeat(|| self.release_transaction(request, why)).await;
+        result.map_err(|error| self.sql_failed(error))
     }
 
     async fn release_transaction(
@@ -195,70 +215,55 @@ impl Reservations {
         }
     }
 
-    /// SQL has no row. `None`: look again, something moved.
     async fn release_without_row(
         self: &Arc<Self>,
         offer: &Arc<Offer>,
         request: &ReleaseRequest,
-    ) -> Result<Option<ReleaseOutcome>, Error> {
+    ) -> Result<NoRow, Error> {
         let scripts = &offer.segment.scripts;
         let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
             Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => {
-                return Ok(Some(ReleaseOutcome::NotReserved));
+                return Ok(NoRow::Settled(ReleaseOutcome::NotReserved));
             }
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
                 self.recovery.rebuild(offer);
                 return Err(Error::OfferFrozen(offer.key.clone()));
             }
         };
+        if let Found::Held { record, unacked: true, .. } = &found {
+            let ours = self.write_tombstone(request, record).await?;
+            return Ok(if ours { NoRow::Tombstone } else { NoRow::Again });
+        }
+        // The commit may have arrived between the two looks.
+        if self.row(&request.reservation_id).await?.is_some() {
+            return Ok(NoRow::Again);
+        }
         match found {
-            Found::Held { record, unacked: true, .. } => {
-                // In flight: leave a tombstone that the late insert meets.
-                self.write_tombstone(request, &record).await?;
-                Ok(None)
-            }
-            Found::Held { unacked: false, .. } => {
-                // Acknowledged, so SQL had it; read again before calling it a contradiction.
-                if self.row(&request.reservation_id).await?.is_none() {
-                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
-                    return Err(Error::OfferFrozen(offer.key.clone()));
-                }
-                Ok(None)
-            }
-            Found::Released | Found::NotReserved => {
-                match self.row(&request.reservation_id).await? {
-                    Some(_) => Ok(None),
-                    None => Ok(Some(ReleaseOutcome::NotReserved)),
-                }
+            Found::Released | Found::NotReserved => Ok(NoRow::Settled(ReleaseOutcome::NotReserved)),
+            Found::Held { .. } => {
+                // Acknowledged, so SQL had it: a contradiction.
+                self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
+                Err(Error::OfferFrozen(offer.key.clone()))
             }
         }
     }
 
+    /// Leaves a row that the late insert meets; answers whether it is this call's.
     async fn write_tombstone(
         &self,
         request: &ReleaseRequest,
         record: &Record,
-    ) -> Result<(), Error> {
-        let mut repeats = 0;
-        loop {
-            match self.tombstone_transaction(request, record).await {
-                Ok(()) => return Ok(()),
-                Err(error)
-                    if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
-                {
-                    repeats += 1;
-                }
-                Err(error) => return Err(self.sql_failed(error)),
-            }
-        }
+    ) -> Result<bool, Error> {
+        let result = repeat(|| self.tombstone_transaction(request, record)).await;
+        result.map_err(|error| self.sql_failed(error))
     }
 
     async fn tombstone_transaction(
         &self,
         request: &ReleaseRequest,
         record: &Record,
-    ) -> Result<(), DbErr> {
+    ) -> Result<bool, DbErr> {
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let tombstone = outbox::ActiveModel {
@@ -295,7 +300,10 @@ impl Reservations {
         }
         .await;
         match written {
-            Ok(_) => transaction.commit().await,
+            Ok(updated) => {
+                transaction.commit().await?;
+                Ok(updated.rows_affected == 1)
+            }
             Err(error) => {
                 let _ = transaction.rollback().await;
                 Err(error)
@@ -304,7 +312,7 @@ impl Reservations {
     }
 
     pub(super) fn sql_failed(&self, error: DbErr) -> Error {
-        if matches!(classify(&error), SqlFault::Away | SqlFault::Unknown) {
+        if is_outage(&error) {
             self.database_circuit.trip(&error.to_string());
         }
         Error::from(error)

@@ -16,6 +16,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 const PROBE_AWAY_EVERY: Duration = Duration::from_millis(100);
 /// How long a store may take to answer a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
+/// Probes that may be without an answer before the oldest is waited for.
+const MAX_LATE_PROBES: u32 = 3;
 /// Holds released in one pass.
 const EXPIRE_AT_ONCE: u64 = 200;
 
@@ -26,7 +28,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     parts.tasks.spawn(probe_database(parts.clone(), health));
     parts.tasks.spawn(poll(parts.clone(), settings.clone()));
     let grace = ms(settings.sweeper.grace_ms);
-    parts.tasks.spawn(every(parts.clone(), "sweeper", ms(settings.sweeper.interval_ms), {
+    parts.tasks.spawn(every(parts.clone(), "sweeper", true, ms(settings.sweeper.interval_ms), {
         let reservations = parts.reservations.clone();
         move || {
             let reservations = reservations.clone();
@@ -39,17 +41,19 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             }
         }
     }));
-    parts.tasks.spawn(every(parts.clone(), "expiry", ms(settings.holds.interval_ms), {
-        let reservations = parts.reservations.clone();
+    parts.tasks.spawn(every(parts.clone(), "expiry", true, ms(settings.holds.interval_ms), {
+        let (reservations, shutdown) = (parts.reservations.clone(), parts.shutdown.clone());
         move || {
-            let reservations = reservations.clone();
+            let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
             async move {
-                while reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0 {}
+                while !shutdown.is_cancelled()
+                    && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
+                {}
                 Ok(())
             }
         }
     }));
-    parts.tasks.spawn(every(parts.clone(), "catalog", ms(settings.catalog.refresh_ms), {
+    parts.tasks.spawn(every(parts.clone(), "catalog", false, ms(settings.catalog.refresh_ms), {
         let (catalog, activities) = (parts.catalog.clone(), parts.activities.clone());
         move || {
             let (catalog, activities) = (catalog.clone(), activities.clone());
@@ -64,14 +68,19 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     }
 }
 
-/// Runs `pass` now and then, while both stores are there, until the shutdown.
-async fn every<F, W>(parts: Parts, name: &'static str, interval: Duration, pass: F)
-where
+/// Runs `pass` now and then, while the stores that it needs are there, until the shutdown.
+async fn every<F, W>(
+    parts: Parts,
+    name: &'static str,
+    needs_engine: bool,
+    interval: Duration,
+    pass: F,
+) where
     F: Fn() -> W,
     W: Future<Output = Result<(), Error>>,
 {
     while sleep(&parts, interval).await {
-        if parts.engine_circuit.is_open() || parts.database_circuit.is_open() {
+        if parts.database_circuit.is_open() || (needs_engine && parts.engine_circuit.is_open()) {
             continue;
         }
         if let Err(error) = pass().await {
@@ -125,19 +134,31 @@ async fn probe_engine(parts: Parts, health: HealthReporter) {
 }
 
 async fn probe_database(parts: Parts, health: HealthReporter) {
+    let mut late = 0;
     while wait_for_probe(&parts, &parts.database_circuit).await {
-        // No SQL future is dropped: a probe that takes too long is waited for, with the circuit
-        // open, before the next one.
-        let database = parts.database.clone();
-        let mut probe = parts.tasks.spawn(async move { database.read_clock().await });
+        let (database, away) = (parts.database.clone(), parts.database_circuit.is_open());
+        let mut probe = parts.tasks.spawn(async move {
+            if away {
+                // While all is well the outbox shows that writing works.
+                database.try_write().await?;
+            }
+            database.read_clock().await
+        });
         let answer = match tokio::time::timeout(PROBE_LIMIT, &mut probe).await {
             Ok(answer) => answer,
             Err(_) => {
                 parts.database_circuit.trip("no answer to a probe");
                 follow(&parts, &health).await;
+                late += 1;
+                if late < MAX_LATE_PROBES {
+                    // No SQL future is dropped: a connection that is dead without a word is left
+                    // to itself, and the next probe asks on another one.
+                    continue;
+                }
                 probe.await
             }
         };
+        late = 0;
         match answer {
             Ok(Ok(())) => parts.database_circuit.close(),
             Ok(Err(error)) => parts.database_circuit.trip(&error.to_string()),
