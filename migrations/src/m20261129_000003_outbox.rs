@@ -18,23 +18,27 @@ impl MigrationTrait for Migration {
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
         // MySQL commits after each statement: its indexes are made with the table, so that the
         // step is there or not.
-        let (indexes, due, expiring, paging) = if has_partial_indexes(manager) {
+        // An index per state of due rows: a queue of pending ones must not be walked to find that
+        // nothing is releasing.
+        let (indexes, separate): (&str, &[&str]) = if has_partial_indexes(manager) {
             (
                 "",
-                "CREATE INDEX outbox_due ON outbox (state, next_attempt_time, id)
-                 WHERE state IN ('pending', 'releasing')",
-                "CREATE INDEX outbox_expiring ON outbox (state, expire_time, id)
-                 WHERE expire_time IS NOT NULL AND state IN ('pending', 'done')",
-                "CREATE INDEX outbox_offer ON outbox (activity_id, sku_id, id)",
+                &[
+                    "CREATE INDEX outbox_pending ON outbox (next_attempt_time, id)
+                     WHERE state = 'pending'",
+                    "CREATE INDEX outbox_releasing ON outbox (next_attempt_time, id)
+                     WHERE state = 'releasing'",
+                    "CREATE INDEX outbox_expiring ON outbox (expire_time, id)
+                     WHERE expire_time IS NOT NULL AND state IN ('pending', 'done')",
+                    "CREATE INDEX outbox_offer ON outbox (activity_id, sku_id, id)",
+                ],
             )
         } else {
             (
                 ", INDEX outbox_due (state, next_attempt_time, id)
                  , INDEX outbox_expiring (state, expire_time, id)
                  , INDEX outbox_offer (activity_id, sku_id, id)",
-                "",
-                "",
-                "",
+                &[],
             )
         };
         let table = "CREATE TABLE outbox (
@@ -66,7 +70,7 @@ impl MigrationTrait for Migration {
                 {indexes}
             ) {table}";
         run(manager, &table.replace("{indexes}", indexes)).await?;
-        for index in [due, expiring, paging].into_iter().filter(|index| !index.is_empty()) {
+        for index in separate {
             run(manager, index).await?;
         }
         Ok(())

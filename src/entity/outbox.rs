@@ -28,7 +28,7 @@ pub enum OutboxState {
 /// (`next_attempt_time`, `id`).
 #[must_use]
 pub fn due(state: OutboxState) -> SimpleExpr {
-    Expr::cust(format!("state IN ('pending', 'releasing') AND state = '{}'", state.to_value()))
+    Expr::cust(format!("state = '{}'", state.to_value()))
 }
 
 /// Rows in `state` with a hold that ends: `Pending` or `Done`; as [`due`], one state at a time.

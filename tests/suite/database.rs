@@ -498,7 +498,7 @@ on_every_database! {
         }
         let by_time = |state, index: &str| {
             let select = outbox::Entity::find().limit(10);
-            if index == "outbox_due" {
+            if index != "outbox_expiring" {
                 select
                     .filter(outbox::due(state))
                     .filter(Column::NextAttemptTime.lte(5_000))
@@ -512,9 +512,13 @@ on_every_database! {
                     .order_by_asc(Column::Id)
             }
         };
+        let due = match db.backend() {
+            Backend::Sqlite | Backend::Postgres => ["outbox_pending", "outbox_releasing"],
+            Backend::MySql => ["outbox_due"; 2],
+        };
         for (state, index) in [
-            (OutboxState::Pending, "outbox_due"),
-            (OutboxState::Releasing, "outbox_due"),
+            (OutboxState::Pending, due[0]),
+            (OutboxState::Releasing, due[1]),
             (OutboxState::Pending, "outbox_expiring"),
             (OutboxState::Done, "outbox_expiring"),
         ] {
