@@ -40,7 +40,7 @@ impl Reservations {
             return Ok(Admit::No(ReserveOutcome::QuantityLimit { max: offer.max_quantity }));
         }
         if !offer.is_warm() {
-            if self.not_warmed_seen.fetch_add(1, Ordering::Relaxed) == 0 {
+            if !offer.asked_cold.swap(true, Ordering::Relaxed) {
                 tracing::error!(offer = %offer.key, "buyers ask for an offer that is not warmed up");
             }
             return Ok(Admit::No(ReserveOutcome::NotWarmed));

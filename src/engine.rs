@@ -48,7 +48,11 @@ pub struct Call {
 /// Why a call has no reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The script certainly did not run: no connection, READONLY, LOADING, OOM before a write.
+    /// The server is well and refused the script before it wrote: no memory (OOM), or it can't save
+    /// (MISCONF). Scripts that delete first still run, a release above all.
+    #[error("the engine takes nothing new: {0}")]
+    Full(String),
+    /// The script certainly did not run: no connection, READONLY, LOADING.
     #[error("the engine did not run the script: {0}")]
     NotRun(String),
     /// The script may have run: a timeout, or a connection that broke while we waited.

@@ -118,7 +118,7 @@ impl From<sea_orm::DbErr> for Error {
 impl From<EngineError> for Error {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::NotRun(_) | EngineError::Unknown(_) => {
+            EngineError::Full(_) | EngineError::NotRun(_) | EngineError::Unknown(_) => {
                 tracing::warn!(%error, "the engine did not answer as it should");
                 Error::EngineUnavailable
             }

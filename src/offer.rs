@@ -29,6 +29,8 @@ pub struct Offer {
     pub keys_expire: TimeMs,
     /// Whether it was ever warmed up; later a missing key means that the engine forgot.
     pub warm: AtomicBool,
+    /// Whether a buyer asked for it before it was warmed up, and somebody was told.
+    pub asked_cold: AtomicBool,
     pub segment: Arc<Segment>,
 }
 

@@ -14,7 +14,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicUsize, Ordering},
 };
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
@@ -71,8 +71,6 @@ pub struct Reservations {
     pub lookups_waiting: AtomicUsize,
     /// Tells the poller about rows that became due.
     pub due: Arc<Notify>,
-    /// Reserve calls that met an offer which was never warmed up.
-    pub not_warmed_seen: AtomicU64,
 }
 
 /// How taking and recording one request ended, when another attempt may help.
@@ -160,6 +158,11 @@ impl Reservations {
                 tracing::error!(offer = %offer.key, text, "a script failed on this offer's keys");
                 self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
                 frozen()
+            }
+            TakeError::Engine(EngineError::Full(text)) => {
+                // The circuit stays closed: releases must get through, and they make room.
+                tracing::error!(text, "the engine takes nothing new");
+                Err(Error::EngineUnavailable)
             }
             TakeError::Engine(error) => {
                 self.engine_circuit.trip(&error.to_string());
@@ -330,6 +333,10 @@ impl Reservations {
                 self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
                 None
             }
+            Err(EngineError::Full(text)) => {
+                tracing::error!(text, "the engine takes nothing new");
+                None
+            }
             Err(error) => {
                 self.engine_circuit.trip(&error.to_string());
                 None
@@ -395,11 +402,6 @@ impl Reservations {
             .filter(outbox::Column::ReservationId.eq(id.as_str()))
             .one(self.database.reader())
             .await?)
-    }
-
-    /// How many Reserve calls met an offer that was never warmed up.
-    pub fn not_warmed_seen(&self) -> u64 {
-        self.not_warmed_seen.load(Ordering::Relaxed)
     }
 }
 

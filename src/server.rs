@@ -135,7 +135,6 @@ impl Parts {
             lookups: Semaphore::new(lookups(settings, &database)),
             lookups_waiting: Default::default(),
             due,
-            not_warmed_seen: Default::default(),
         });
         let activities = Arc::new(Activities {
             catalog: catalog.clone(),

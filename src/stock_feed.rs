@@ -255,7 +255,7 @@ impl StockFeed {
                 self.recovery.rebuild(offer);
                 None
             }
-            Err(EngineError::Script(text)) => {
+            Err(EngineError::Script(text) | EngineError::Full(text)) => {
                 tracing::warn!(offer = %offer.key, text, "the figures can't be read");
                 None
             }

@@ -151,7 +151,7 @@ impl Activities {
     fn engine_failed(&self, error: EngineError) -> Error {
         match &error {
             EngineError::NotRun(why) | EngineError::Unknown(why) => self.engine_circuit.trip(why),
-            EngineError::Script(_) => {}
+            EngineError::Full(_) | EngineError::Script(_) => {}
         }
         error.into()
     }

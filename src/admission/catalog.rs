@@ -263,6 +263,7 @@ impl Catalog {
             hold: hold.map(Duration::from_secs),
             keys_expire,
             warm: AtomicBool::new(row.warm_time.is_some()),
+            asked_cold: AtomicBool::new(false),
             segment,
         }
     }

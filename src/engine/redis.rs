@@ -175,10 +175,11 @@ impl RedisEngine {
                 if error.code() == "READONLY" {
                     link.give_up();
                 }
-                match means_not_run(error.code()) {
-                    true => Err(EngineError::NotRun(text)),
-                    false => Err(EngineError::Script(text)),
-                }
+                Err(match error.code() {
+                    "OOM" | "MISCONF" => EngineError::Full(text),
+                    code if means_not_run(code) => EngineError::NotRun(text),
+                    _ => EngineError::Script(text),
+                })
             }
         }
     }
@@ -613,7 +614,7 @@ fn is_of_another_server(reply: &Value) -> bool {
 }
 
 /// Codes with which a server refuses a script before its first write. Inside a script Redis
-/// checks for READONLY, OOM and MISCONF only until something is written.
+/// checks for READONLY only until something is written.
 fn means_not_run(code: &str) -> bool {
     matches!(
         code,
@@ -622,8 +623,6 @@ fn means_not_run(code: &str) -> bool {
             | "LOADING"
             | "MASTERDOWN"
             | "BUSY"
-            | "OOM"
-            | "MISCONF"
             | "NOAUTH"
             | "WRONGPASS"
             | "NOREPLICAS"

@@ -319,7 +319,7 @@ impl From<DbErr> for Setback {
     }
 }
 
-/// One order of locks everywhere; see `correctness` in ARCHITECTURE.md.
+/// One order of locks everywhere; see ARCHITECTURE.md.
 fn sort_key(row: &Row) -> (&str, &str, &str, Option<i32>, &str) {
     (&row.activity_id, &row.sku_id, &row.user_id, row.slot, &row.reservation_id)
 }

@@ -185,7 +185,7 @@ async fn a_late_answer_is_unknown_and_never_becomes_the_answer_of_another_call()
             let (number, reply) = task.unwrap();
             match reply {
                 Ok(reply) => assert_eq!(reply, word(number)),
-                Err(EngineError::Unknown(_) | EngineError::NotRun(_)) => {}
+                Err(EngineError::Unknown(_) | EngineError::NotRun(_) | EngineError::Full(_)) => {}
                 Err(EngineError::Script(text)) => panic!("{text}"),
             }
         }
@@ -223,7 +223,7 @@ async fn without_memory_reserve_changes_nothing_and_release_still_works() {
 
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = segment.reserve(&engine, "bob").await.unwrap_err();
-    assert!(matches!(&refused, EngineError::NotRun(text) if text.starts_with("OOM")), "{refused}");
+    assert!(matches!(&refused, EngineError::Full(text) if text.starts_with("OOM")), "{refused}");
     assert_eq!(server.dump().await, before, "nothing changed");
     assert_eq!(status(&segment.release(&engine, "ann").await.unwrap()), "released");
 
