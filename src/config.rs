@@ -151,7 +151,7 @@ impl Settings {
     }
 
     fn check_urls(&self, breaches: &mut Vec<Breach>) {
-        const ENGINES: &[&str] = &["redis", "rediss", "valkey", "valkeys", "redis+unix", "unix"];
+        const ENGINES: &[&str] = &["redis"];
         const DATABASES: &[&str] = &["sqlite", "postgres", "postgresql", "mysql", "mariadb"];
         let urls = [
             ("engine.url", &self.engine.url, ENGINES, "empty or redis://host:port"),

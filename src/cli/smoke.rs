@@ -16,6 +16,8 @@ use crate::api::pb::{
 /// How long the order may take to appear.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
+/// How long an activity may take to say that it is ACTIVE.
+const STARTING: Duration = Duration::from_secs(3);
 
 /// Walks a test buyer through an ACTIVE activity; exits 1 when a step fails.
 ///
@@ -44,10 +46,18 @@ impl Smoke {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let client = Client::connect(&context.global).await?;
         let mut admin = client.admin();
-        let request = pb::GetActivityRequest { activity_id: self.activity_id.clone() };
-        let answer =
-            client.call(request, async |request| admin.get_activity(request).await).await?;
-        let activity = answer.activity.unwrap_or_default();
+        let deadline = Instant::now() + STARTING;
+        let activity = loop {
+            let request = pb::GetActivityRequest { activity_id: self.activity_id.clone() };
+            let answer =
+                client.call(request, async |request| admin.get_activity(request).await).await?;
+            let activity = answer.activity.unwrap_or_default();
+            // At its start_time it sells at once; its state follows a moment later.
+            if activity.state() != ActivityState::Scheduled || Instant::now() >= deadline {
+                break activity;
+            }
+            sleep(Duration::from_millis(200)).await;
+        };
         let offer = activity
             .offers
             .iter()

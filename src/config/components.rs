@@ -164,7 +164,7 @@ component! {
         /// and for this one alone; its stock is rebuilt from the database at each start.
         url: SecretUrl = SecretUrl::new("");
         /// How many connections to the engine share the work.
-        connections: usize = 2 => 1..=256;
+        connections: usize = 2 => 1..=64;
         /// How long a new connection may take.
         connect_timeout_ms: u64 = 1_000 => 10..=60_000;
         /// How long a reply may take; after that it is unknown whether the script ran.

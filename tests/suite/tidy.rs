@@ -137,3 +137,24 @@ fn no_sentence_is_left_for_later() {
     }
     assert_eq!(found, Vec::<String>::new(), "{}", found.join("\n"));
 }
+
+#[test]
+fn the_settings_in_the_readme_are_those_of_the_example_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let example = fs::read_to_string(root.join("config.example.toml")).unwrap();
+    let mut section = String::new();
+    let mut settings = 0;
+    for line in example.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']').to_owned();
+        } else if let Some((key, value)) = line.split_once(" = ")
+            && !line.starts_with('#')
+        {
+            let row = format!("| `{section}.{key}` | `{value}` |");
+            assert!(readme.contains(&row), "README.md has no row {row}");
+            settings += 1;
+        }
+    }
+    assert!(settings > 20, "the example file is not what this test reads");
+}
