@@ -15,3 +15,4 @@ mod engine_differential;
 mod engine_redis;
 mod sale;
 mod support;
+mod traces;
