@@ -37,15 +37,19 @@ impl RedisServer {
 
     /// With options of the command line, which win over those here.
     pub(crate) async fn start_with(options: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self {
-            port,
+            port: Self::free_port(),
             directory: tempfile::tempdir().unwrap(),
             options: options.iter().map(ToString::to_string).collect(),
             child: None,
         };
         server.start_again().await;
         server
+    }
+
+    /// A port on which nobody listens now.
+    pub(crate) fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
 
     /// Starts the process, on the same port and directory as before.
