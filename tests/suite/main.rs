@@ -13,6 +13,8 @@ mod database;
 mod demo;
 mod engine_differential;
 mod engine_redis;
+mod flows;
+mod pipeline;
 mod sale;
 mod support;
 mod traces;
