@@ -6,6 +6,7 @@
     reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod activities;
 mod api_edge;
 mod cli;
 mod cli_client;
