@@ -7,6 +7,7 @@
     reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod activities;
 mod api_edge;
 mod cli;
 mod cli_client;
@@ -14,6 +15,9 @@ mod database;
 mod demo;
 mod engine_differential;
 mod engine_redis;
+mod flows;
+mod pipeline;
 mod sale;
 mod support;
 mod tidy;
+mod traces;

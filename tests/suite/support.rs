@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 pub(crate) mod databases;
 pub(crate) mod redis_server;
+pub(crate) mod stage;
 pub(crate) mod stand_in;
 pub(crate) mod world;
 

@@ -37,15 +37,19 @@ impl RedisServer {
 
     /// With options of the command line, which win over those here.
     pub(crate) async fn start_with(options: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut server = Self {
-            port,
+            port: Self::free_port(),
             directory: tempfile::tempdir().unwrap(),
             options: options.iter().map(ToString::to_string).collect(),
             child: None,
         };
         server.start_again().await;
         server
+    }
+
+    /// A port on which nobody listens now.
+    pub(crate) fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
 
     /// Starts the process, on the same port and directory as before.
@@ -115,6 +119,36 @@ impl RedisServer {
         client.get_multiplexed_async_connection_with_config(&config).await
     }
 
+    /// Makes it a replica of the other, or follow it again, and waits until it is in step.
+    pub(crate) async fn follow(&self, primary: &RedisServer) {
+        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]).await;
+        eventually("the replica is in step", async || {
+            let here: String = self.command(&["INFO", "replication"]).await;
+            let there: String = primary.command(&["INFO", "replication"]).await;
+            let up = field(&here, "master_link_status") == Some("up");
+            let in_step = field(&here, "master_repl_offset") == field(&there, "master_repl_offset");
+            (up && in_step).then_some(())
+        })
+        .await;
+    }
+
+    /// Makes a replica a primary of its own: from here on it falls behind, as one that a failover
+    /// chooses although the last writes have not reached it.
+    pub(crate) async fn promote(&self) {
+        self.command::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    }
+
+    /// Ends every connection of a client, as Sentinel does when it changes a server's role.
+    pub(crate) async fn drop_clients(&self) {
+        self.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    }
+
+    /// Listens on this port from now on: clients that knew another server there find this one.
+    pub(crate) async fn move_to(&mut self, port: u16) {
+        self.command::<()>(&["CONFIG", "SET", "port", &port.to_string()]).await;
+        self.port = port;
+    }
+
     /// Runs one command, past the engine.
     pub(crate) async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let mut connection = self.connect().await.unwrap();
@@ -144,6 +178,11 @@ impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// The value behind `name:` in the text of INFO.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 async fn dump_key(connection: &mut MultiplexedConnection, key: &str) -> Option<Dumped> {

@@ -85,26 +85,8 @@ impl<'a> Ground<'a> {
 impl World {
     /// Creates, approves and warms up an activity that is on sale.
     pub(crate) async fn open_sale(&self, sale: &Sale) -> OfferKey {
-        let activity_id = ActivityId::new(sale.activity).unwrap();
-        let now = TimeMs::now();
-        let spec = ActivitySpec {
-            activity_id: activity_id.clone(),
-            title: "A sale".to_owned(),
-            start_time: now.minus(Duration::from_secs(60)),
-            end_time: now.plus(Duration::from_secs(3_600)),
-            retention: Duration::from_secs(3_600),
-            offers: vec![OfferSpec {
-                sku_id: SkuId::new(SKU).unwrap(),
-                title: "A thing".to_owned(),
-                price_minor: 1_999,
-                currency: "CNY".to_owned(),
-                total: sale.total,
-                max_orders: sale.max_orders,
-                max_quantity: sale.max_quantity,
-                hold: sale.hold,
-                segments: 1,
-            }],
-        };
+        let spec = spec_of(sale);
+        let activity_id = spec.activity_id.clone();
         let activities = &self.parts.activities;
         activities.create(spec, "test").await.unwrap();
         activities.approve(&activity_id, "test", "").await.unwrap();
@@ -234,6 +216,29 @@ impl World {
     /// Ends this server in good order.
     pub(crate) async fn close(self) {
         self.parts.close(Instant::now() + Duration::from_secs(5)).await;
+    }
+}
+
+/// An activity that sells this, from a minute ago for an hour.
+pub(crate) fn spec_of(sale: &Sale) -> ActivitySpec {
+    let now = TimeMs::now();
+    ActivitySpec {
+        activity_id: ActivityId::new(sale.activity).unwrap(),
+        title: "A sale".to_owned(),
+        start_time: now.minus(Duration::from_secs(60)),
+        end_time: now.plus(Duration::from_secs(3_600)),
+        retention: Duration::from_secs(3_600),
+        offers: vec![OfferSpec {
+            sku_id: SkuId::new(SKU).unwrap(),
+            title: "A thing".to_owned(),
+            price_minor: 1_999,
+            currency: "CNY".to_owned(),
+            total: sale.total,
+            max_orders: sale.max_orders,
+            max_quantity: sale.max_quantity,
+            hold: sale.hold,
+            segments: 1,
+        }],
     }
 }
 

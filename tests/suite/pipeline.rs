@@ -1,0 +1,410 @@
+//! What works behind the reservations: the poller, the sweeper, rebuilds, and the start over a
+//! database that others left behind.
+
+use std::{
+    collections::HashSet,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use sea_orm::{ActiveValue::Set, ConnectionTrait, EntityTrait, PaginatorTrait};
+use seckill::{
+    database::Acquired,
+    domain::{OfferKey, ReleaseOutcome, ReserveOutcome},
+    entity::{orders, orders::OrderState, outbox::OutboxState},
+    error::Error,
+    outbox::writer::{NewRow, Written},
+    server::{Parts, StartError},
+};
+
+use crate::support::{
+    databases::{self, Fresh},
+    stage::LOSE,
+    world::{Ground, Sale, World, on_every_ground},
+};
+
+/// The lease of the embedded engine, and how long it lasts.
+const LEASE: &str = "embedded_engine";
+
+fn units(total: u64) -> Sale {
+    Sale { total, ..Sale::default() }
+}
+
+async fn sql(world: &World, statement: &str) {
+    world.parts.database.writer().execute_unprepared(statement).await.unwrap();
+}
+
+/// Puts an order in the way of this reservation's: another one with its number.
+async fn poison(world: &World, row: &NewRow) {
+    let order = orders::ActiveModel {
+        order_no: Set(row.order_no.to_string()),
+        reservation_id: Set("another".to_owned()),
+        activity_id: Set("another".to_owned()),
+        sku_id: Set("another".to_owned()),
+        user_id: Set("another".to_owned()),
+        slot: Set(Some(1)),
+        quantity: Set(1),
+        price_minor: Set(1),
+        currency: Set("CNY".to_owned()),
+        state: Set(OrderState::Created),
+        create_time: Set(1),
+        confirm_time: Set(None),
+        cancel_time: Set(None),
+        cancel_reason: Set(None),
+    };
+    orders::Entity::insert(order)
+        .exec_without_returning(world.parts.database.writer())
+        .await
+        .unwrap();
+}
+
+async fn row_state(world: &World, row: &NewRow) -> OutboxState {
+    world.row(&row.reservation_id).await.unwrap().state
+}
+
+async fn take_and_write(world: &World, key: &OfferKey, buyer: &str) -> NewRow {
+    let row = world.take(key, buyer, "r1").await;
+    assert!(matches!(world.write(&row).await, Ok(Written::Live(_))));
+    row
+}
+
+on_every_ground! {
+    async fn a_poisoned_row_fails_alone_and_ends_as_a_dead_letter(ground: &Ground<'_>) {
+        let mut world = ground.world().await;
+        world.settings.outbox.max_attempts = 3;
+        world.settings.outbox.backoff_ms = 1;
+        world.settings.outbox.max_backoff_ms = 2;
+        let key = world.open_sale(&units(5)).await;
+        let good = take_and_write(&world, &key, "u1").await;
+        let bad = take_and_write(&world, &key, "u2").await;
+        let also_good = take_and_write(&world, &key, "u3").await;
+        poison(&world, &bad).await;
+        let poller = world.parts.poller(&world.settings);
+        let pass = poller.run_once().await.unwrap();
+        assert_eq!((pass.ordered, pass.failed), (2, 1), "{pass:?}");
+        assert_eq!(row_state(&world, &good).await, OutboxState::Done);
+        assert_eq!(row_state(&world, &also_good).await, OutboxState::Done);
+        let failed = world.row(&bad.reservation_id).await.unwrap();
+        assert_eq!((failed.state, failed.attempts), (OutboxState::Pending, 1));
+        assert!(failed.last_error.is_some());
+        let attempts = AtomicUsize::new(1);
+        crate::support::eventually("a dead letter", async || {
+            attempts.fetch_add(poller.run_once().await.unwrap().failed, Ordering::Relaxed);
+            (row_state(&world, &bad).await == OutboxState::Dead).then_some(())
+        })
+        .await;
+        assert_eq!(attempts.into_inner(), 3);
+        // Its units stay taken until somebody decides.
+        assert_eq!(world.levels(&key).await.stock, 2);
+        assert_eq!(poller.run_once().await.unwrap(), Default::default());
+        world.rebuild(&key).await;
+        assert_eq!(world.levels(&key).await.stock, 2);
+
+        sql(&world, "DELETE FROM orders WHERE reservation_id = 'another'").await;
+        let released = world.release(&key, "u2", &bad.reservation_id).await.unwrap();
+        assert_eq!(released, ReleaseOutcome::Released);
+        world.assert_balanced(&key, 2).await;
+    }
+
+    async fn a_database_that_is_away_costs_no_attempt(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(1)).await;
+        let row = take_and_write(&world, &key, "u1").await;
+        sql(&world, "ALTER TABLE orders RENAME TO orders_away").await;
+        let pass = world.parts.poller(&world.settings).run_once().await;
+        assert!(matches!(pass, Err(Error::DatabaseUnavailable)), "{pass:?}");
+        sql(&world, "ALTER TABLE orders_away RENAME TO orders").await;
+        let found = world.row(&row.reservation_id).await.unwrap();
+        assert_eq!((found.state, found.attempts), (OutboxState::Pending, 0));
+        world.close_circuits().await;
+        world.assert_balanced(&key, 1).await;
+    }
+
+    async fn a_row_with_a_lower_id_that_commits_later_is_still_claimed(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(2)).await;
+        take_and_write(&world, &key, "u2").await;
+        sql(&world, "UPDATE outbox SET id = id + 1000").await;
+        world.poll().await;
+        let late = take_and_write(&world, &key, "u1").await;
+        sql(&world, "UPDATE outbox SET id = 1 WHERE user_id = 'u1'").await;
+        let pass = world.parts.poller(&world.settings).run_once().await.unwrap();
+        assert_eq!(pass.ordered, 1);
+        assert_eq!(row_state(&world, &late).await, OutboxState::Done);
+        world.assert_balanced(&key, 2).await;
+    }
+
+    async fn two_pollers_at_once_make_one_order_each(ground: &Ground<'_>) {
+        let mut world = ground.world().await;
+        world.settings.outbox.batch = 7;
+        let key = world.open_sale(&units(60)).await;
+        let (other_server, _) = world.beside().await;
+        let buyers: Vec<String> = (0..60).map(|n| format!("u{n}")).collect();
+        futures_util::future::join_all(buyers.iter().map(|b| world.win(&key, b, "r1"))).await;
+        let drain = async |server: &World| {
+            let poller = server.parts.poller(&server.settings);
+            let mut ordered = 0;
+            loop {
+                let pass = poller.run_once().await.unwrap();
+                assert_eq!(pass.failed, 0);
+                if pass.ordered == 0 {
+                    return ordered;
+                }
+                ordered += pass.ordered;
+            }
+        };
+        let (one, two) = tokio::join!(drain(&world), drain(&other_server));
+        // Either may have left rows that the other had locked.
+        let rest = drain(&world).await;
+        assert_eq!(one + two + rest, 60);
+        let orders = orders::Entity::find().count(world.parts.database.reader()).await.unwrap();
+        assert_eq!(orders, 60);
+        world.assert_balanced(&key, 60).await;
+    }
+
+    async fn the_poller_finishes_releases_that_a_crash_left_behind(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(2)).await;
+        let first = world.win(&key, "u1", "r1").await;
+        let second = world.win(&key, "u2", "r1").await;
+        let (dying, gate) = world.beside().await;
+        // One before the engine had it, one after.
+        gate.refuse("release");
+        dying.release(&key, "u1", &first.reservation_id).await.unwrap_err();
+        dying.close_circuits().await;
+        gate.lose_reply("release");
+        dying.release(&key, "u2", &second.reservation_id).await.unwrap_err();
+        assert_eq!(world.levels(&key).await.stock, 1);
+
+        let pass = world.parts.poller(&world.settings).run_once().await.unwrap();
+        assert_eq!((pass.released, pass.waiting), (2, 0), "{pass:?}");
+        assert_eq!(world.levels(&key).await.stock, 2);
+        for reservation in [&first, &second] {
+            let row = world.row(&reservation.reservation_id).await.unwrap();
+            assert_eq!((row.state, row.attempts), (OutboxState::Released, 0));
+        }
+        world.assert_balanced(&key, 0).await;
+    }
+
+    async fn a_release_that_the_engine_cannot_take_now_waits_without_an_attempt(
+        ground: &Ground<'_>
+    ) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(1)).await;
+        let first = world.win(&key, "u1", "r1").await;
+        let offer = world.offer(&key).await;
+        offer.segment.scripts.freeze(1, "test").await.unwrap();
+        let outcome = world.release(&key, "u1", &first.reservation_id).await;
+        assert!(matches!(outcome, Err(Error::OfferFrozen(_))), "{outcome:?}");
+        world.rebuilt_since(&key, 0).await;
+        let row = world.row(&first.reservation_id).await.unwrap();
+        assert_eq!((row.state, row.attempts), (OutboxState::Releasing, 0));
+        world.assert_balanced(&key, 0).await;
+        world.win(&key, "u1", "r2").await;
+    }
+
+    async fn the_sweeper_records_what_a_crash_left_and_twice_at_once_is_harmless(
+        ground: &Ground<'_>
+    ) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(5)).await;
+        let (other_server, _) = world.beside().await;
+        // One died before the commit, one after it.
+        let taken = world.take(&key, "u1", "r1").await;
+        let written = take_and_write(&world, &key, "u2").await;
+        assert_eq!(world.levels(&key).await.unacked, 2);
+        let (one, two) = tokio::join!(world.sweep(), other_server.sweep());
+        assert!(one.max(two) == 2, "{one} and {two}");
+        for row in [&taken, &written] {
+            let found = world.row(&row.reservation_id).await.unwrap();
+            assert_eq!(found.order_no, row.order_no.as_str());
+            assert_eq!(found.user_id, row.buyer.as_str());
+        }
+        let offer = world.offer_row(&key).await;
+        assert_eq!(offer.reserved, 2);
+        world.assert_balanced(&key, 2).await;
+        // The buyer repeats and gets what was recorded.
+        match world.reserve(&key, "u1", "r1").await.unwrap() {
+            ReserveOutcome::Reserved { reservation, replayed: true, .. } => {
+                assert_eq!(reservation.order_no, taken.order_no);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.sweep().await, 0);
+        world.assert_balanced(&key, 2).await;
+    }
+
+    async fn a_repeat_and_the_sweeper_at_once_record_one_reservation(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(5)).await;
+        let (other_server, _) = world.beside().await;
+        let taken = world.take(&key, "u1", "r1").await;
+        let (repeat, _) = tokio::join!(world.reserve(&key, "u1", "r1"), other_server.sweep());
+        match repeat.unwrap() {
+            ReserveOutcome::Reserved { reservation, replayed: true, .. } => {
+                assert_eq!(reservation.order_no, taken.order_no);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.offer_row(&key).await.reserved, 1);
+        world.assert_balanced(&key, 1).await;
+    }
+
+    async fn a_lost_engine_is_rebuilt_and_winners_stay_winners(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(5)).await;
+        let (other_server, _) = world.beside().await;
+        let mut won = Vec::new();
+        for buyer in ["u1", "u2", "u3"] {
+            won.push(world.win(&key, buyer, "r1").await);
+        }
+        world.poll().await;
+        world.release(&key, "u3", &won[2].reservation_id).await.unwrap();
+        ground.flush(&world, &key).await;
+        // Both servers meet it at once; nobody hears "not warmed", "sold out" or takes a unit.
+        let (one, two) = tokio::join!(
+            world.reserve(&key, "u4", "r1"),
+            other_server.reserve(&key, "u1", "r1")
+        );
+        for outcome in [one, two] {
+            assert!(
+                matches!(
+                    outcome,
+                    Err(Error::OfferFrozen(_)) | Ok(ReserveOutcome::Reserved { .. })
+                ),
+                "{outcome:?}"
+            );
+        }
+        for reservation in &won[..2] {
+            let buyer = reservation.buyer.as_str();
+            match other_server.reserve_decided(&key, buyer, "r1").await {
+                ReserveOutcome::Reserved { reservation: again, replayed: true, .. } => {
+                    assert_eq!(again.order_no, reservation.order_no);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let outcome = world.reserve_decided(&key, "u3", "r1").await;
+        assert_eq!(outcome, ReserveOutcome::Released);
+        for buyer in ["u4", "u5", "u6"] {
+            let outcome = world.reserve_decided(&key, buyer, "r1").await;
+            assert!(matches!(outcome, ReserveOutcome::Reserved { .. }), "{outcome:?}");
+        }
+        let outcome = world.reserve_decided(&key, "u7", "r1").await;
+        assert_eq!(outcome, ReserveOutcome::SoldOut);
+        world.assert_balanced(&key, 5).await;
+    }
+
+    async fn rebuilders_on_two_servers_come_to_an_end(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(3)).await;
+        let (other_server, _) = world.beside().await;
+        world.win(&key, "u1", "r1").await;
+        world.meddle(&key, LOSE, "").await;
+        let (here, there) = (world.offer(&key).await, other_server.offer(&key).await);
+        let (one, two) = tokio::join!(
+            world.parts.recovery.rebuild_now(&here),
+            other_server.parts.recovery.rebuild_now(&there)
+        );
+        one.unwrap();
+        two.unwrap();
+        assert!(world.sql_epoch(&key).await <= 6, "they raised epochs past each other");
+        let outcome = world.reserve_decided(&key, "u2", "r1").await;
+        assert!(matches!(outcome, ReserveOutcome::Reserved { .. }), "{outcome:?}");
+        world.assert_balanced(&key, 2).await;
+    }
+
+    async fn a_rebuild_loads_more_than_one_page(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(1_400)).await;
+        let buyers: Vec<String> = (0..1_300).map(|n| format!("u{n}")).collect();
+        futures_util::future::join_all(buyers.iter().map(|b| world.win(&key, b, "r1"))).await;
+        world.rebuild(&key).await;
+        let levels = world.levels(&key).await;
+        assert_eq!((levels.stock, levels.reservations, levels.unacked), (100, 1_300, 0));
+        let offer = world.offer(&key).await;
+        let held = offer.segment.scripts.holdings().await.unwrap().unwrap();
+        let held: HashSet<&str> = held.iter().map(|held| held.buyer.as_str()).collect();
+        assert_eq!(held, buyers.iter().map(String::as_str).collect());
+        world.win(&key, "one-more", "r1").await;
+    }
+}
+
+// --- the embedded engine --------------------------------------------------------------------------
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_engine_knows_every_winner_after_a_restart() {
+    let on = async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&units(2)).await;
+        let first = world.win(&key, "u1", "r1").await;
+        let released = world.win(&key, "u0", "r1").await;
+        world.release(&key, "u0", &released.reservation_id).await.unwrap();
+        let in_flight = world.take(&key, "u2", "r1").await;
+        world.close().await;
+
+        let world = ground.world().await;
+        assert_eq!(world.sql_epoch(&key).await, 2);
+        match world.reserve(&key, "u1", "r1").await.unwrap() {
+            ReserveOutcome::Reserved { reservation, replayed: true, .. } => {
+                assert_eq!(reservation.order_no, first.order_no);
+            }
+            other => panic!("{other:?}"),
+        }
+        let outcome = world.reserve(&key, "u0", "r1").await.unwrap();
+        assert_eq!(outcome, ReserveOutcome::Released);
+        // What was never recorded is on sale again.
+        assert_eq!(world.row(&in_flight.reservation_id).await, None);
+        world.win(&key, "u3", "r1").await;
+        assert_eq!(world.reserve(&key, "u2", "r1").await.unwrap(), ReserveOutcome::SoldOut);
+        world.assert_balanced(&key, 2).await;
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+/// The lease is tried for 3.5 s, which pass at once here.
+#[tokio::test]
+async fn a_second_server_with_an_embedded_engine_is_refused_on_the_same_database() {
+    let on = async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let day = Duration::from_secs(86_400);
+        let held = fresh.acquire_lease(LEASE, "the other server", day).await.unwrap();
+        assert!(matches!(held, Acquired::Granted(_)));
+        let settings = ground.settings();
+        let (opened, ()) = tokio::join!(Parts::open(&settings), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(4)).await;
+            tokio::time::resume();
+        });
+        match opened {
+            Err(StartError::EmbeddedHeld { owner }) => assert_eq!(owner, "the other server"),
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("two embedded engines on one database"),
+        }
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_crash_a_server_starts_when_the_lease_ran_out_and_fences_the_old_one() {
+    let on = async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let crashed = ground.world().await;
+        let key = crashed.open_sale(&units(1)).await;
+        let in_flight = crashed.take(&key, "u1", "r1").await;
+        // It is not renewed any more: what is left of it runs out.
+        let soon = crashed.parts.database.now().await.unwrap().0 + 300;
+        sql(&crashed, &format!("UPDATE leases SET expire_time = {soon}")).await;
+
+        let started = tokio::time::Instant::now();
+        let world = ground.world().await;
+        assert!(started.elapsed() >= Duration::from_millis(200), "it did not wait for the lease");
+        world.win(&key, "u2", "r1").await;
+        // The old process was only paused, and goes on where it was.
+        assert_eq!(crashed.write(&in_flight).await, Ok(Written::OtherEpoch { sql: 2 }));
+        world.assert_balanced(&key, 1).await;
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
