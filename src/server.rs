@@ -105,6 +105,17 @@ impl Parts {
     pub async fn open(settings: &Settings) -> Result<Self, StartError> {
         let database = open_database(settings).await?;
         let (engine, lease) = open_engine(settings, &database).await?;
+        let parts = Self { lease, ..Self::over(settings, database, engine) };
+        parts.catalog.refresh().await?;
+        if parts.lease.is_some() {
+            parts.rebuild_all().await?;
+        }
+        Ok(parts)
+    }
+
+    /// The parts of a server over stores that are open. The catalog is empty until it is refreshed.
+    #[must_use]
+    pub fn over(settings: &Settings, database: Database, engine: Arc<dyn Engine>) -> Self {
         let tasks = TaskTracker::new();
         let shutdown = CancellationToken::new();
         let engine_circuit = Arc::new(Circuit::new("engine"));
@@ -155,7 +166,7 @@ impl Parts {
             tasks.clone(),
             shutdown.clone(),
         ));
-        let parts = Self {
+        Self {
             database,
             engine,
             catalog,
@@ -167,13 +178,8 @@ impl Parts {
             database_circuit,
             tasks,
             shutdown,
-            lease,
-        };
-        parts.catalog.refresh().await?;
-        if parts.lease.is_some() {
-            parts.rebuild_all().await?;
+            lease: None,
         }
-        Ok(parts)
     }
 
     /// A poller over these parts.

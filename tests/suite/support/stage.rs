@@ -13,10 +13,6 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 use seckill::{
-    activities::Activities,
-    admission::catalog::Catalog,
-    circuit::Circuit,
-    config::Settings,
     domain::{
         BuyerId, OfferKey, RequestId, ReservationId, ReserveOutcome, TimeMs, name_reservation,
         new_order_no,
@@ -31,15 +27,11 @@ use seckill::{
     error::Error,
     outbox::{
         Row,
-        writer::{NewRow, WriteError, Writer, Written},
+        writer::{NewRow, WriteError, Written},
     },
-    recovery::Recovery,
-    reservations::Reservations,
     server::Parts,
-    stock_feed::{FeedOptions, StockFeed},
 };
-use tokio::sync::{Notify, Semaphore, oneshot};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::sync::oneshot;
 
 use super::{
     arg, eventually,
@@ -170,7 +162,7 @@ impl World {
     pub(crate) async fn beside(&self) -> (World, Arc<Gate>) {
         let inner = self.parts.engine.clone();
         let gate = Arc::new(Gate { inner, orders: Mutex::default() });
-        let parts = rewired(&self.parts, &self.settings, gate.clone());
+        let parts = Parts::over(&self.settings, self.parts.database.clone(), gate.clone());
         parts.catalog.refresh().await.unwrap();
         (World { parts, settings: self.settings.clone() }, gate)
     }
@@ -413,60 +405,4 @@ impl Rebuild {
         let held: u64 = self.held.iter().map(|held| u64::from(held.record.quantity)).sum();
         scripts.rebuild_end(self.epoch, chunks, self.total - held).await.unwrap()
     }
-}
-
-/// The parts of another server: everything its own, but for the database and the engine.
-fn rewired(parts: &Parts, settings: &Settings, engine: Arc<dyn Engine>) -> Parts {
-    let mut parts = parts.clone();
-    let database = parts.database.clone();
-    parts.tasks = TaskTracker::new();
-    parts.shutdown = CancellationToken::new();
-    parts.engine_circuit = Arc::new(Circuit::new("engine"));
-    parts.database_circuit = Arc::new(Circuit::new("database"));
-    parts.catalog = Arc::new(Catalog::new(database.clone(), engine.clone(), parts.tasks.clone()));
-    parts.recovery = Arc::new(Recovery::new(
-        database.clone(),
-        parts.engine_circuit.clone(),
-        parts.database_circuit.clone(),
-        parts.tasks.clone(),
-        parts.shutdown.clone(),
-    ));
-    let due = Arc::new(Notify::new());
-    parts.reservations = Arc::new(Reservations {
-        catalog: parts.catalog.clone(),
-        database: database.clone(),
-        writer: Arc::new(Writer::new(
-            database.clone(),
-            parts.database_circuit.clone(),
-            parts.tasks.clone(),
-            due.clone(),
-        )),
-        recovery: parts.recovery.clone(),
-        engine_circuit: parts.engine_circuit.clone(),
-        database_circuit: parts.database_circuit.clone(),
-        in_flight: Arc::new(Semaphore::new(settings.reserve.max_in_flight)),
-        due,
-        not_warmed_seen: Default::default(),
-    });
-    parts.activities = Arc::new(Activities {
-        catalog: parts.catalog.clone(),
-        database,
-        engine: engine.clone(),
-        recovery: parts.recovery.clone(),
-        engine_circuit: parts.engine_circuit.clone(),
-        database_circuit: parts.database_circuit.clone(),
-    });
-    parts.feed = Arc::new(StockFeed::new(
-        parts.catalog.clone(),
-        parts.recovery.clone(),
-        parts.engine_circuit.clone(),
-        FeedOptions {
-            sample: Duration::from_millis(settings.watch.sample_ms),
-            heartbeat: Duration::from_millis(settings.watch.heartbeat_ms),
-        },
-        parts.tasks.clone(),
-        parts.shutdown.clone(),
-    ));
-    parts.engine = engine;
-    parts
 }
