@@ -17,6 +17,7 @@ mod engine_differential;
 mod engine_redis;
 mod flows;
 mod pipeline;
+mod rebuilds;
 mod sale;
 mod support;
 mod tidy;

@@ -94,6 +94,12 @@ impl World {
         OfferKey { activity_id, sku_id: SkuId::new(SKU).unwrap() }
     }
 
+    /// The one offer of this activity.
+    pub(crate) fn key(&self, activity: &str) -> OfferKey {
+        let activity_id = ActivityId::new(activity).unwrap();
+        OfferKey { activity_id, sku_id: SkuId::new(SKU).unwrap() }
+    }
+
     /// The offer as this server has it.
     pub(crate) async fn offer(&self, key: &OfferKey) -> Arc<Offer> {
         self.parts.catalog.offer(key).await.unwrap()

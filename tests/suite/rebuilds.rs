@@ -1,0 +1,134 @@
+//! Rebuilds among several servers, and rebuilds that must not happen.
+
+use std::{sync::Arc, time::Duration};
+
+use sea_orm::ConnectionTrait;
+use seckill::{
+    domain::{
+        ReleaseOutcome, ReservationId, ReservationQuery, ReserveOutcome, TimeMs, name_reservation,
+    },
+    engine::batcher::Caller,
+    error::Error,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::support::{
+    databases::{self, Fresh},
+    world::{Ground, Sale, World, on_every_ground, request},
+};
+
+/// Buyers who ask two servers until each has an answer that is no UNAVAILABLE.
+async fn ask_both(worlds: &[Arc<World>], buyers: u32) -> u32 {
+    let mut asks = JoinSet::new();
+    let key = worlds[0].key("sale");
+    for buyer in 0..buyers {
+        let world = worlds[buyer as usize % worlds.len()].clone();
+        let key = key.clone();
+        asks.spawn(async move {
+            let deadline = Instant::now() + Duration::from_secs(20);
+            loop {
+                let request = request(&key, &format!("u{buyer}"), "r", 1);
+                match world.parts.reservations.reserve(request, Caller::default()).await {
+                    Ok(outcome) => return matches!(outcome, ReserveOutcome::Reserved { .. }),
+                    Err(error) => assert!(Instant::now() < deadline, "u{buyer}: {error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    }
+    let mut won = 0;
+    while let Some(ask) = asks.join_next().await {
+        won += u32::from(ask.unwrap());
+    }
+    won
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_do_not_undo_each_others_rebuilds() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        let ground = Ground::redis(fresh).await;
+        let worlds = [Arc::new(ground.world().await), Arc::new(ground.world().await)];
+        let key = worlds[0].open_sale(&Sale { total: 150, ..Sale::default() }).await;
+        worlds[1].parts.catalog.refresh().await.unwrap();
+        assert_eq!(ask_both(&worlds, 100).await, 100);
+        let redis = ground.redis.as_ref().unwrap();
+        redis.command::<()>(&["FLUSHALL"]).await;
+        // The first hundred again, who all have won, and a hundred more.
+        assert_eq!(ask_both(&worlds, 200).await, 150);
+        let rebuilds: u64 = worlds.iter().map(|world| world.parts.recovery.rebuilds()).sum();
+        assert!((1..=2).contains(&rebuilds), "{rebuilds} rebuilds after one loss");
+        worlds[0].assert_balanced(&key, 150).await;
+    })
+    .await;
+}
+
+on_every_ground! {
+    async fn what_the_engine_forgot_for_good_is_not_rebuilt(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        let held = world.win(&key, "u1", "r1").await;
+        world.assert_balanced(&key, 1).await;
+        let epoch = world.offer(&key).await.segment.epoch();
+        // The end and the retention are over.
+        let past = TimeMs::now().minus(Duration::from_secs(7_200)).0;
+        let sql = format!("UPDATE activities SET start_time = {past} - 1, end_time = {past}, version = 99");
+        world.parts.database.writer().execute_unprepared(&sql).await.unwrap();
+        world.parts.catalog.refresh().await.unwrap();
+        assert!(world.offer(&key).await.is_forgotten());
+
+        let unknown = ReservationId::new("never").unwrap();
+        let outcome = world.release(&key, "u1", &unknown).await.unwrap();
+        assert_eq!(outcome, ReleaseOutcome::NotReserved);
+        let asked = request(&key, "u9", "r9", 1);
+        let query = ReservationQuery::ByRequest {
+            offer: key.clone(),
+            buyer: asked.buyer.clone(),
+            request_id: asked.request_id.clone().unwrap(),
+        };
+        let found = world.parts.reservations.get(query).await;
+        assert!(matches!(found, Err(Error::UnknownReservation)), "{found:?}");
+        // What is in SQL can still be given back.
+        let outcome = world.release(&key, "u1", &held.reservation_id).await.unwrap();
+        assert_eq!(outcome, ReleaseOutcome::Released);
+        assert_eq!(world.offer(&key).await.segment.epoch(), epoch);
+        assert_eq!(world.parts.recovery.rebuilds(), 0);
+    }
+
+    async fn units_that_sql_would_refuse_are_not_put_on_sale_again(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { total: 5, ..Sale::default() }).await;
+        world.win(&key, "u1", "r1").await;
+        // A counter that somebody mended by hand, and wrongly.
+        let sql = "UPDATE offers SET reserved = 4";
+        world.parts.database.writer().execute_unprepared(sql).await.unwrap();
+        let offer = world.offer(&key).await;
+        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+        world.parts.recovery.rebuild_now(&offer).await.unwrap();
+        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        assert_eq!(levels.stock, 1);
+        world.win(&key, "u2", "r1").await;
+        let outcome = world.reserve(&key, "u3", "r1").await.unwrap();
+        assert_eq!(outcome, ReserveOutcome::SoldOut);
+        assert_eq!(world.parts.recovery.rebuilds(), 1);
+    }
+
+    async fn a_release_of_what_is_in_flight_is_answered_released_once(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        let offer = world.offer(&key).await;
+        let asked = request(&key, "u1", "r1", 1);
+        let id = name_reservation(&key, &asked.buyer, asked.request_id.as_ref());
+        let take = seckill::engine::scripts::Take {
+            buyer: asked.buyer.clone(),
+            reservation_id: id.clone(),
+            quantity: 1,
+            order_no: seckill::domain::new_order_no(),
+        };
+        offer.segment.take(take, Caller::default()).await.unwrap();
+        assert_eq!(world.release(&key, "u1", &id).await.unwrap(), ReleaseOutcome::Released);
+        assert_eq!(world.release(&key, "u1", &id).await.unwrap(), ReleaseOutcome::AlreadyReleased);
+        let outcome = world.reserve(&key, "u1", "r1").await.unwrap();
+        assert_eq!(outcome, ReserveOutcome::Released);
+        world.assert_balanced(&key, 0).await;
+    }
+}
