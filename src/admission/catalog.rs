@@ -12,6 +12,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -25,6 +26,8 @@ use crate::{
 
 /// How long an unknown id is known to be unknown.
 const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+/// How many ids that are not in memory are looked up at once; more are refused.
+const LOOKUPS: usize = 16;
 /// How many unknown ids are remembered; beyond that all are forgotten.
 const UNKNOWN_MOST: usize = 10_000;
 
@@ -92,6 +95,7 @@ pub struct Catalog {
     tasks: TaskTracker,
     activities: ArcSwap<Activities>,
     unknown: Mutex<HashMap<ActivityId, Instant>>,
+    lookups: Semaphore,
     /// One refresh at a time, or an older one could undo a newer one.
     refreshing: tokio::sync::Mutex<()>,
 }
@@ -106,6 +110,7 @@ impl Catalog {
             tasks,
             activities: ArcSwap::default(),
             unknown: Mutex::default(),
+            lookups: Semaphore::new(LOOKUPS),
             refreshing: tokio::sync::Mutex::default(),
         }
     }
@@ -128,6 +133,7 @@ impl Catalog {
         if self.unknown().get(id).is_some_and(|since| since.elapsed() < UNKNOWN_FOR) {
             return Err(unknown());
         }
+        let _lookup = self.lookups.try_acquire().map_err(|_| Error::Overloaded)?;
         self.refresh_one(id).await?;
         if let Some(activity) = self.activities.load().get(id) {
             return Ok(activity.clone());
@@ -182,6 +188,9 @@ impl Catalog {
         let _alone = self.refreshing.lock().await;
         let row = activities::Entity::find_by_id(id.as_str()).one(self.database.reader()).await?;
         let known = self.activities.load_full();
+        if row.is_none() && !known.contains_key(id) {
+            return Ok(());
+        }
         let mut fresh = Activities::clone(&known);
         match row {
             Some(row) => {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::{StreamExt, stream};
 use sea_orm::{
     ActiveValue::{NotSet, Set},
     ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
@@ -25,6 +26,8 @@ use crate::{
 
 /// How often a release looks again after something moved between engine and SQL.
 const REPEATS: u32 = 5;
+/// Holds released at the same time.
+const EXPIRIES_AT_ONCE: usize = 4;
 
 /// Under which condition a row is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,36 +117,34 @@ impl Reservations {
                 .await?;
             due.extend(rows);
         }
-        let mut released = 0;
-        for row in &due {
-            let reservation = row.reservation()?;
-            let request = ReleaseRequest {
-                offer: reservation.offer,
-                buyer: reservation.buyer,
-                reservation_id: reservation.reservation_id,
-                reason: reason::EXPIRED.into(),
-            };
-            let result = self.expire(&request, now).await;
-            match result {
+        let mut expiries = stream::iter(due)
+            .map(|row| async move { (row.id, self.expire(row, now).await) })
+            .buffer_unordered(EXPIRIES_AT_ONCE);
+        let (mut released, mut failed) = (0, None);
+        while let Some((row, expired)) = expiries.next().await {
+            match expired {
                 Ok(true) => released += 1,
                 Ok(false) => {}
                 // This row, not everybody's; it is due again.
                 Err(error @ Error::Internal(_)) => {
-                    tracing::error!(row = row.id, ?error, "a hold can't be released");
+                    tracing::error!(row, ?error, "a hold can't be released");
                 }
-                Err(error) => return Err(error),
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(released)
+        failed.map_or(Ok(released), Err)
     }
 
-    async fn expire(
-        self: &Arc<Self>,
-        request: &ReleaseRequest,
-        now: TimeMs,
-    ) -> Result<bool, Error> {
+    async fn expire(self: &Arc<Self>, row: Row, now: TimeMs) -> Result<bool, Error> {
+        let reservation = row.reservation()?;
+        let request = ReleaseRequest {
+            offer: reservation.offer,
+            buyer: reservation.buyer,
+            reservation_id: reservation.reservation_id,
+            reason: reason::EXPIRED.into(),
+        };
         let InSql::Releasing { row, .. } =
-            self.release_in_sql(request, Why::Expired { now }).await?
+            self.release_in_sql(&request, Why::Expired { now }).await?
         else {
             return Ok(false);
         };
