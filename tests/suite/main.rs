@@ -19,3 +19,4 @@ mod pipeline;
 mod sale;
 mod support;
 mod traces;
+mod watch;

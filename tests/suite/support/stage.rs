@@ -56,7 +56,6 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 enum What {
     Before(Halt),
-    After(Halt),
     NotRun,
     ReplyLost,
 }
@@ -93,13 +92,6 @@ impl Gate {
     pub(crate) fn stop_before(&self, script: &'static str) -> Stop {
         let (halt, stop) = halt();
         self.order(script, What::Before(halt));
-        stop
-    }
-
-    /// The next call of this script stops after it ran, before its reply arrives.
-    pub(crate) fn stop_after(&self, script: &'static str) -> Stop {
-        let (halt, stop) = halt();
-        self.order(script, What::After(halt));
         stop
     }
 
@@ -143,12 +135,6 @@ impl Engine for Gate {
                     reached.send(()).ok();
                     go.await.ok();
                     self.inner.eval(call).await
-                }
-                Some(What::After(Halt { reached, go })) => {
-                    let reply = self.inner.eval(call).await;
-                    reached.send(()).ok();
-                    go.await.ok();
-                    reply
                 }
                 Some(What::NotRun) => Err(EngineError::NotRun("the gate is shut".to_owned())),
                 Some(What::ReplyLost) => {
