@@ -321,6 +321,12 @@ pub(crate) const FORGET: Script = Script {
 pub(crate) const UNMARK: Script =
     Script { name: "unmark", source: "redis.call('SREM', KEYS[4], ARGV[2]) return {'ok'}" };
 
+/// Sets the revision.
+pub(crate) const REWIND: Script = Script {
+    name: "rewind",
+    source: "redis.call('HSET', KEYS[6], 'revision', ARGV[2]) return {'ok'}",
+};
+
 /// Puts units on sale that nobody has.
 pub(crate) const INFLATE: Script =
     Script { name: "inflate", source: "redis.call('INCRBY', KEYS[1], ARGV[2]) return {'ok'}" };
