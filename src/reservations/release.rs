@@ -46,6 +46,15 @@ enum InSql {
     NoRow,
 }
 
+/// What came of a release for which SQL has no row.
+enum WithoutRow {
+    Settled(ReleaseOutcome),
+    /// The reservation is in flight; its late insert will meet a tombstone.
+    Tombstone,
+    /// Something moved: look again.
+    Moved,
+}
+
 impl Reservations {
     /// Gives a reservation back: exactly what it took, once.
     ///
@@ -58,6 +67,8 @@ impl Reservations {
         let offer = self.catalog.offer(&request.offer).await?;
         self.stores_are_there()?;
         let why = Why::Asked { reason: &request.reason };
+        // Whether this call left the tombstone of a reservation that was in flight.
+        let mut tombstone = false;
         for _ in 0..REPEATS {
             let in_sql = self.release_in_sql(&request, why).await?;
             failpoint!("after_release_commit");
@@ -67,18 +78,18 @@ impl Reservations {
                     let Some(stock) = self.finish_release(&offer, &row).await? else {
                         return Err(Error::OfferFrozen(offer.key.clone()));
                     };
-                    let outcome = if now {
+                    let outcome = if now || tombstone {
                         ReleaseOutcome::Released
                     } else {
                         ReleaseOutcome::AlreadyReleased
                     };
                     return Ok((outcome, stock));
                 }
-                InSql::NoRow => {
-                    if let Some(outcome) = self.release_without_row(&offer, &request).await? {
-                        return Ok((outcome, None));
-                    }
-                }
+                InSql::NoRow => match self.release_without_row(&offer, &request).await? {
+                    WithoutRow::Settled(outcome) => return Ok((outcome, None)),
+                    WithoutRow::Tombstone => tombstone = true,
+                    WithoutRow::Moved => {}
+                },
             }
         }
         Err(Error::DatabaseUnavailable)
@@ -195,17 +206,17 @@ impl Reservations {
         }
     }
 
-    /// SQL has no row. `None`: look again, something moved.
+    /// SQL has no row.
     async fn release_without_row(
         self: &Arc<Self>,
         offer: &Arc<Offer>,
         request: &ReleaseRequest,
-    ) -> Result<Option<ReleaseOutcome>, Error> {
+    ) -> Result<WithoutRow, Error> {
         let scripts = &offer.segment.scripts;
         let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
             Err(Refusal::NotWarmed) if !offer.is_warm() => {
-                return Ok(Some(ReleaseOutcome::NotReserved));
+                return Ok(WithoutRow::Settled(ReleaseOutcome::NotReserved));
             }
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
                 self.recovery.rebuild(offer);
@@ -215,8 +226,10 @@ impl Reservations {
         match found {
             Found::Held { record, unacked: true, .. } => {
                 // In flight: leave a tombstone that the late insert meets.
-                self.write_tombstone(request, &record).await?;
-                Ok(None)
+                match self.write_tombstone(request, &record).await? {
+                    true => Ok(WithoutRow::Tombstone),
+                    false => Ok(WithoutRow::Moved),
+                }
             }
             Found::Held { unacked: false, .. } => {
                 // Acknowledged, so SQL had it; read again before calling it a contradiction.
@@ -224,26 +237,27 @@ impl Reservations {
                     self.recovery.freeze_and_rebuild(offer, stamp.epoch, "no_row");
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
-                Ok(None)
+                Ok(WithoutRow::Moved)
             }
             Found::Released | Found::NotReserved => {
                 match self.row(&request.reservation_id).await? {
-                    Some(_) => Ok(None),
-                    None => Ok(Some(ReleaseOutcome::NotReserved)),
+                    Some(_) => Ok(WithoutRow::Moved),
+                    None => Ok(WithoutRow::Settled(ReleaseOutcome::NotReserved)),
                 }
             }
         }
     }
 
+    /// Answers whether the tombstone is new; otherwise SQL has a row by now.
     async fn write_tombstone(
         &self,
         request: &ReleaseRequest,
         record: &Record,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let mut repeats = 0;
         loop {
             match self.tombstone_transaction(request, record).await {
-                Ok(()) => return Ok(()),
+                Ok(is_new) => return Ok(is_new),
                 Err(error)
                     if matches!(classify(&error), SqlFault::RolledBack) && repeats < REPEATS =>
                 {
@@ -258,7 +272,7 @@ impl Reservations {
         &self,
         request: &ReleaseRequest,
         record: &Record,
-    ) -> Result<(), DbErr> {
+    ) -> Result<bool, DbErr> {
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let tombstone = outbox::ActiveModel {
@@ -295,7 +309,7 @@ impl Reservations {
         }
         .await;
         match written {
-            Ok(_) => transaction.commit().await,
+            Ok(marked) => transaction.commit().await.map(|()| marked.rows_affected == 1),
             Err(error) => {
                 let _ = transaction.rollback().await;
                 Err(error)

@@ -364,7 +364,10 @@ on_every_ground! {
         let world = ground.world().await;
         let key = world.open_sale(&units(1)).await;
         let taken = world.take(&key, "u1", "r1").await;
-        assert_given_back(world.release(&key, "u1", &taken.reservation_id).await.unwrap());
+        let id = &taken.reservation_id;
+        let outcome = world.release(&key, "u1", id).await.unwrap();
+        assert_eq!(outcome, ReleaseOutcome::Released, "nobody has heard it before");
+        assert_eq!(world.release(&key, "u1", id).await.unwrap(), ReleaseOutcome::AlreadyReleased);
         let late = world.write(&taken).await;
         assert!(matches!(late, Ok(Written::GivenBack(_))), "{late:?}");
         assert_eq!(world.offer_row(&key).await.reserved, 0);
