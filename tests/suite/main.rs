@@ -17,6 +17,7 @@ mod engine_redis;
 mod flows;
 mod pipeline;
 mod sale;
+mod storm;
 mod support;
 mod traces;
 mod watch;

@@ -105,6 +105,11 @@ impl Gate {
         self.order(script, What::ReplyLost);
     }
 
+    /// No call is stopped, lost or refused any more.
+    pub(crate) fn open(&self) {
+        self.orders.lock().unwrap().clear();
+    }
+
     fn order(&self, script: &'static str, what: What) {
         self.orders.lock().unwrap().push_back((script, what));
     }
@@ -186,6 +191,19 @@ impl World {
             reserve_time: reply.time,
             hold: offer.hold,
         }
+    }
+
+    /// Takes one unit if there is one, and does no more, whatever the engine says.
+    pub(crate) async fn take_and_die(&self, key: &OfferKey, buyer: &str, request_id: &str) {
+        let buyer = BuyerId::new(buyer).unwrap();
+        let request_id = RequestId::new(request_id).unwrap();
+        let take = Take {
+            reservation_id: name_reservation(key, &buyer, Some(&request_id)),
+            order_no: new_order_no(),
+            buyer,
+            quantity: 1,
+        };
+        let _died = self.offer(key).await.segment.take(take, Caller::default()).await;
     }
 
     /// Step 5 alone.
