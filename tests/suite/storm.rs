@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use seckill::{
@@ -14,10 +15,10 @@ use seckill::{
 
 use crate::support::{
     stage::Gate,
-    world::{Sale, World, on_every_ground},
+    world::{Ground, Sale, World, on_every_ground},
 };
 
-const ROUNDS: usize = 25;
+const ROUNDS: usize = 30;
 const AT_ONCE: usize = 8;
 const BUYERS: u32 = 9;
 const REQUESTS: u32 = 3;
@@ -55,7 +56,7 @@ impl Storm {
     }
 
     /// Something goes wrong, or will with the next call of that kind.
-    async fn fault(&mut self, ground: &crate::support::world::Ground<'_>, world: &World) {
+    async fn fault(&mut self, ground: &Ground<'_>, world: &World) {
         let at = self.pick();
         let lost = [
             "reserve",
@@ -96,7 +97,7 @@ impl Storm {
                 format!("u{}", self.rng.u32(0..BUYERS)),
                 format!("r{}", self.rng.u32(0..REQUESTS)),
             );
-            let known = self.heard.reserved.iter().nth(self.rng.usize(0..TOTAL as usize * 2));
+            let known = self.heard.reserved.iter().nth(self.rng.usize(0..12));
             let known = known.map(|(request, id)| (request.clone(), id.clone()));
             plans.push((at, self.rng.u8(0..10), request, known));
         }
@@ -119,7 +120,7 @@ impl Storm {
                     Did::Confirm(request, outcome)
                 }
                 (9, _) if at == 0 => {
-                    let swept = sweep(&parts.reservations, std::time::Duration::ZERO).await;
+                    let swept = sweep(&parts.reservations, Duration::ZERO).await;
                     Did::Worked(swept.map(|_| ()))
                 }
                 (9, _) => {
@@ -236,11 +237,13 @@ impl Storm {
     }
 }
 
-async fn storm(ground: &crate::support::world::Ground<'_>, world: &World, n: u64) {
-    let activity = ["storm-0", "storm-1", "storm-2", "storm-3"][usize::try_from(n).unwrap() % 4];
-    let key = world.open_sale(&Sale { activity, total: TOTAL, ..Sale::default() }).await;
+async fn storm(ground: &Ground<'_>, world: &World, max_orders: u32) {
+    let key = world.open_sale(&Sale { total: TOTAL, max_orders, ..Sale::default() }).await;
     let seed = fastrand::u64(..);
-    println!("storm with seed {seed}");
+    #[allow(clippy::print_stdout, reason = "shown when the test fails")]
+    {
+        println!("storm with seed {seed}");
+    }
     let servers = [world.beside().await, world.beside().await];
     let rng = fastrand::Rng::with_seed(seed);
     let mut storm = Storm { key, servers, rng, heard: Heard::default() };
@@ -254,6 +257,11 @@ async fn storm(ground: &crate::support::world::Ground<'_>, world: &World, n: u64
 on_every_ground! {
     async fn a_storm_of_faults_ends_balanced_and_every_answer_stays_true(ground: &Ground<'_>) {
         let world = ground.world().await;
-        storm(ground, &world, 0).await;
+        storm(ground, &world, 1).await;
+    }
+
+    async fn a_storm_over_buyers_with_two_orders_ends_balanced_too(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        storm(ground, &world, 2).await;
     }
 }
