@@ -43,6 +43,8 @@ async fn sweep_offer(
             return Ok(0);
         }
     };
+    // A server that sells nothing learns of a rebuild here, or its acknowledgements are refused.
+    offer.segment.adopt(epoch);
     let mut settled = 0;
     for entry in entries {
         let reservation_id = entry.record.reservation_id.clone();
