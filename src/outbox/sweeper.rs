@@ -67,6 +67,8 @@ async fn sweep_offer(
             }
             Err(error) => return Err(error.into()),
         };
+        // A server that sells nothing learns of a rebuild here; else its acknowledgements are refused.
+        offer.segment.adopt(epoch);
         let full = entries.len() == PAGE as usize;
         // Together, so that the writer makes groups of them.
         let results: Vec<Result<(), Error>> = stream::iter(entries)

@@ -624,7 +624,10 @@ async fn a_replay_past_the_end_of_its_hold_does_not_say_reserved() {
     let on = async |fresh: &Fresh| {
         let world = Ground::embedded(fresh).world().await;
         let hold = Some(Duration::from_secs(1));
-        let key = world.open_sale(&Sale { total: 1, hold, ..Sale::default() }).await;
+        let key = world.open_sale(&Sale { total: 2, hold, ..Sale::default() }).await;
+        let paid = world.win(&key, "u2", "r1").await;
+        world.poll().await;
+        world.confirm(&key, "u2", &paid.reservation_id).await.unwrap();
         let first = world.win(&key, "u1", "r1").await;
         assert!(matches!(
             world.reserve(&key, "u1", "r1").await.unwrap(),
@@ -638,7 +641,14 @@ async fn a_replay_past_the_end_of_its_hold_does_not_say_reserved() {
         // No worker has been there.
         assert_eq!(world.row(&first.reservation_id).await.unwrap().state, OutboxState::Pending);
         assert_eq!(world.parts.reservations.expire_holds(10).await.unwrap(), 1);
-        world.assert_balanced(&key, 0).await;
+        // One that was confirmed in time is for ever.
+        match world.reserve(&key, "u2", "r1").await.unwrap() {
+            ReserveOutcome::Reserved { reservation, replayed: true, .. } => {
+                assert_eq!(reservation.state, ReservationState::Confirmed);
+            }
+            other => panic!("{other:?}"),
+        }
+        world.assert_balanced(&key, 1).await;
     };
     databases::run(Fresh::sqlite().await, on).await;
 }

@@ -19,6 +19,8 @@ mod flows;
 mod pipeline;
 mod rebuilds;
 mod sale;
+mod storm;
 mod support;
 mod tidy;
 mod traces;
+mod watch;

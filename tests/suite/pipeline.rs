@@ -234,6 +234,22 @@ on_every_ground! {
         world.assert_balanced(&key, 2).await;
     }
 
+    async fn the_sweeper_of_a_server_that_sells_nothing_follows_a_rebuild(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(5)).await;
+        let (dying, _) = world.beside().await;
+        dying.rebuild(&key).await;
+        dying.take(&key, "u1", "r1").await;
+        // No take comes through this server, which knows the old epoch only; the sale may be over.
+        assert_eq!(world.offer(&key).await.segment.epoch(), 1);
+        assert_eq!(world.sweep().await, 1);
+        crate::support::eventually("nothing is left for the sweeper", async || {
+            (world.levels(&key).await.unacked == 0).then_some(())
+        })
+        .await;
+        world.assert_balanced(&key, 1).await;
+    }
+
     async fn a_repeat_and_the_sweeper_at_once_record_one_reservation(ground: &Ground<'_>) {
         let world = ground.world().await;
         let key = world.open_sale(&units(5)).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sea_orm::ConnectionTrait;
 use seckill::{
     domain::{ReleaseOutcome, ReserveOutcome, TimeMs},
-    engine::scripts::{Found, GivenBack, RebuildStep},
+    engine::scripts::{Found, GivenBack, RebuildStep, Refusal},
     entity::outbox::OutboxState,
     error::Error,
     outbox::writer::Written,
@@ -17,7 +17,7 @@ use seckill::{
 use crate::support::{
     databases::{self, Fresh},
     redis_server::RedisServer,
-    stage::{FORGET, Rebuild, UNMARK},
+    stage::{FORGET, REWIND, Rebuild, UNMARK},
     world::{Ground, Sale, World, on_every_ground},
 };
 
@@ -302,6 +302,24 @@ on_every_ground! {
         world.win(&key, "u1", "r2").await;
     }
 
+    // V9, where the identity is no help
+    async fn an_engine_that_shows_less_than_was_seen_is_rebuilt(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(2)).await;
+        world.win(&key, "u1", "r1").await;
+        let before = world.win(&key, "u2", "r1").await;
+        world.meddle(&key, FORGET, "u2").await;
+        world.meddle(&key, REWIND, "1").await;
+
+        let outcome = world.reserve(&key, "u3", "r1").await;
+        assert!(matches!(outcome, Err(Error::OfferFrozen(_))), "{outcome:?}");
+        let again = world.reserve_decided(&key, "u2", "r1").await;
+        assert_eq!(replay(&again), (before.reservation_id.as_str(), true));
+        assert_eq!(world.reserve_decided(&key, "u3", "r1").await, ReserveOutcome::SoldOut);
+        assert!(world.sql_epoch(&key).await >= 2);
+        world.assert_balanced(&key, 2).await;
+    }
+
     // V10
     async fn a_release_whose_insert_commits_meanwhile_is_not_answered_not_reserved(
         ground: &Ground<'_>
@@ -346,7 +364,10 @@ on_every_ground! {
         let world = ground.world().await;
         let key = world.open_sale(&units(1)).await;
         let taken = world.take(&key, "u1", "r1").await;
-        assert_given_back(world.release(&key, "u1", &taken.reservation_id).await.unwrap());
+        let id = &taken.reservation_id;
+        let outcome = world.release(&key, "u1", id).await.unwrap();
+        assert_eq!(outcome, ReleaseOutcome::Released, "nobody has heard it before");
+        assert_eq!(world.release(&key, "u1", id).await.unwrap(), ReleaseOutcome::AlreadyReleased);
         let late = world.write(&taken).await;
         assert!(matches!(late, Ok(Written::GivenBack(_))), "{late:?}");
         assert_eq!(world.offer_row(&key).await.reserved, 0);
@@ -449,6 +470,11 @@ on_every_ground! {
         assert_eq!(rebuild.begin(&world, &key).await, RebuildStep::Applied);
         let offer = world.offer(&key).await;
         offer.segment.scripts.freeze(1, "of an old epoch").await.unwrap();
+        let levels = offer.segment.scripts.levels().await.unwrap();
+        assert!(
+            matches!(&levels, Err(Refusal::Frozen { reason, .. }) if reason == "rebuilding"),
+            "{levels:?}"
+        );
         offer.segment.scripts.freeze(rebuild.epoch, "contradiction").await.unwrap();
         let refused = RebuildStep::Refused { epoch: rebuild.epoch };
         assert_eq!(rebuild.end(&world, &key, 0).await, refused);

@@ -48,7 +48,6 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 enum What {
     Before(Halt),
-    After(Halt),
     NotRun,
     ReplyLost,
 }
@@ -88,13 +87,6 @@ impl Gate {
         stop
     }
 
-    /// The next call of this script stops after it ran, before its reply arrives.
-    pub(crate) fn stop_after(&self, script: &'static str) -> Stop {
-        let (halt, stop) = halt();
-        self.order(script, What::After(halt));
-        stop
-    }
-
     /// The next call of this script does not reach the engine, and the caller knows it.
     pub(crate) fn refuse(&self, script: &'static str) {
         self.order(script, What::NotRun);
@@ -103,6 +95,11 @@ impl Gate {
     /// The next call of this script runs, and its reply is lost.
     pub(crate) fn lose_reply(&self, script: &'static str) {
         self.order(script, What::ReplyLost);
+    }
+
+    /// No call is stopped, lost or refused any more.
+    pub(crate) fn open(&self) {
+        self.orders.lock().unwrap().clear();
     }
 
     fn order(&self, script: &'static str, what: What) {
@@ -135,12 +132,6 @@ impl Engine for Gate {
                     reached.send(()).ok();
                     go.await.ok();
                     self.inner.eval(call).await
-                }
-                Some(What::After(Halt { reached, go })) => {
-                    let reply = self.inner.eval(call).await;
-                    reached.send(()).ok();
-                    go.await.ok();
-                    reply
                 }
                 Some(What::NotRun) => Err(EngineError::NotRun("the gate is shut".to_owned())),
                 Some(What::ReplyLost) => {
@@ -192,6 +183,19 @@ impl World {
             reserve_time: reply.time,
             hold: offer.hold,
         }
+    }
+
+    /// Takes one unit if there is one, and does no more, whatever the engine says.
+    pub(crate) async fn take_and_die(&self, key: &OfferKey, buyer: &str, request_id: &str) {
+        let buyer = BuyerId::new(buyer).unwrap();
+        let request_id = RequestId::new(request_id).unwrap();
+        let take = Take {
+            reservation_id: name_reservation(key, &buyer, Some(&request_id)),
+            order_no: new_order_no(),
+            buyer,
+            quantity: 1,
+        };
+        let _died = self.offer(key).await.segment.take(take, Caller::default()).await;
     }
 
     /// Step 5 alone.
@@ -326,6 +330,12 @@ pub(crate) const FORGET: Script = Script {
 /// Forgets that the id in ARGV[2] was given back.
 pub(crate) const UNMARK: Script =
     Script { name: "unmark", source: "redis.call('SREM', KEYS[4], ARGV[2]) return {'ok'}" };
+
+/// Sets the revision.
+pub(crate) const REWIND: Script = Script {
+    name: "rewind",
+    source: "redis.call('HSET', KEYS[6], 'revision', ARGV[2]) return {'ok'}",
+};
 
 /// Puts units on sale that nobody has.
 pub(crate) const INFLATE: Script =

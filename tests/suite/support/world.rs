@@ -173,12 +173,12 @@ impl World {
         sweep(&self.parts.reservations, before).await.unwrap()
     }
 
-    /// Waits until the offer sells: a rebuild runs in the background.
+    /// Waits until the offer sells: a rebuild runs in the background, here or on another server.
     pub(crate) async fn healthy(&self, key: &OfferKey) {
         let offer = self.offer(key).await;
         eventually("the offer sells again", async || {
             let levels = offer.segment.scripts.levels().await.ok()?.ok()?;
-            (levels.stamp.epoch == offer.segment.epoch()).then_some(())
+            (levels.stamp.epoch == self.sql_epoch(key).await).then_some(())
         })
         .await;
     }

@@ -1,0 +1,328 @@
+//! Live stock: what a watcher sees, and what it can rely on.
+
+use std::{pin::Pin, time::Duration};
+
+use futures_util::{Stream, StreamExt};
+use seckill::{
+    domain::{ActivityId, ActivityState, OfferKey, OfferSpec, SkuId, StockUpdate, WatchRequest},
+    error::Error,
+    server::Parts,
+};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{
+    databases::{self, Fresh},
+    world::{Ground, SKU, Sale, World, on_every_ground, spec_of},
+};
+
+/// How soon a watcher knows the true value after the last change.
+const CONVERGED: Duration = Duration::from_secs(2);
+
+type Updates = Pin<Box<dyn Stream<Item = Result<StockUpdate, Error>> + Send>>;
+
+fn units(total: u64) -> Sale {
+    Sale { total, ..Sale::default() }
+}
+
+async fn world_with(ground: &Ground<'_>, sample_ms: u64, heartbeat_ms: u64) -> World {
+    let mut settings = ground.settings();
+    settings.watch.sample_ms = sample_ms;
+    settings.watch.heartbeat_ms = heartbeat_ms;
+    let parts = Parts::open(&settings).await.unwrap();
+    World { parts, settings }
+}
+
+fn all_of(key: &OfferKey) -> WatchRequest {
+    WatchRequest {
+        activity_id: key.activity_id.clone(),
+        sku_ids: Vec::new(),
+        min_interval: Duration::ZERO,
+    }
+}
+
+async fn watch(world: &World, request: WatchRequest) -> Updates {
+    Box::pin(world.parts.feed.watch(request).await.unwrap())
+}
+
+async fn next(updates: &mut Updates) -> StockUpdate {
+    let update = timeout(Duration::from_secs(5), updates.next()).await;
+    update.expect("a message in time").expect("the stream goes on").unwrap()
+}
+
+/// Reads until the value is this, and checks on the way what always holds.
+async fn converge(updates: &mut Updates, mut last: StockUpdate, remaining: u64) -> StockUpdate {
+    let deadline = Instant::now() + CONVERGED;
+    while last.remaining != remaining {
+        let update = tokio::time::timeout_at(deadline, updates.next()).await;
+        let update = update.unwrap_or_else(|_| panic!("still at {last:?}")).unwrap().unwrap();
+        assert_follows(&last, &update);
+        last = update;
+    }
+    last
+}
+
+#[track_caller]
+fn assert_follows(before: &StockUpdate, after: &StockUpdate) {
+    let stamp = |update: &StockUpdate| (update.epoch, update.revision);
+    assert!(stamp(after) >= stamp(before), "{before:?}, then {after:?}");
+    assert!(after.remaining <= after.total, "{after:?}");
+    assert_eq!(after.reserved, after.total - after.remaining, "{after:?}");
+    assert!(!after.snapshot, "a second snapshot: {after:?}");
+}
+
+on_every_ground! {
+    async fn a_snapshot_of_every_offer_comes_first(ground: &Ground<'_>) {
+        let world = world_with(ground, 10, 10_000).await;
+        let mut spec = spec_of(&units(10));
+        let first = spec.offers[0].clone();
+        for (sku, total) in [("sku-2", 20), ("sku-3", 30)] {
+            let sku_id = SkuId::new(sku).unwrap();
+            spec.offers.push(OfferSpec { sku_id, total, ..first.clone() });
+        }
+        let activities = &world.parts.activities;
+        let activity_id = spec.activity_id.clone();
+        activities.create(spec, "test").await.unwrap();
+        let key = OfferKey { activity_id, sku_id: SkuId::new(SKU).unwrap() };
+
+        // Before the warm-up there is something to see as well: what will be on sale.
+        let mut early = watch(&world, all_of(&key)).await;
+        let update = next(&mut early).await;
+        assert!(update.snapshot);
+        assert_eq!((update.remaining, update.total), (10, 10));
+        assert_eq!(update.state, ActivityState::PendingReview);
+
+        activities.approve(&key.activity_id, "test", "").await.unwrap();
+        activities.warm_up(&key.activity_id, "test").await.unwrap();
+        world.win(&key, "u1", "r1").await;
+        let mut updates = watch(&world, all_of(&key)).await;
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let update = next(&mut updates).await;
+            assert!(update.snapshot && !update.heartbeat, "{update:?}");
+            assert_eq!(update.activity_id, key.activity_id);
+            seen.push((update.sku_id.to_string(), update.total));
+        }
+        seen.sort();
+        let expected = [("sku-1", 10), ("sku-2", 20), ("sku-3", 30)];
+        assert_eq!(seen, expected.map(|(sku, total)| (sku.to_owned(), total)));
+        // What changes follows; the sale of before and the new state may still be among it.
+        let other = OfferKey { sku_id: SkuId::new("sku-2").unwrap(), ..key.clone() };
+        world.win(&other, "u1", "r1").await;
+        let mut last = next(&mut updates).await;
+        while last.sku_id != other.sku_id || last.remaining == 20 {
+            last = next(&mut updates).await;
+        }
+        assert_eq!(last.state, ActivityState::Scheduled);
+        assert_eq!((last.remaining, last.reserved, last.snapshot), (19, 1, false));
+    }
+
+    async fn a_watcher_of_a_burst_never_goes_back_and_ends_at_the_true_value(
+        ground: &Ground<'_>
+    ) {
+        let world = world_with(ground, 10, 10_000).await;
+        let key = world.open_sale(&units(100)).await;
+        let (other_server, _) = world.beside().await;
+        let mut here = watch(&world, all_of(&key)).await;
+        let mut there = watch(&other_server, all_of(&key)).await;
+        let first = (next(&mut here).await, next(&mut there).await);
+        assert_eq!((first.0.remaining, first.1.remaining), (100, 100));
+
+        let buyers: Vec<String> = (0..80).map(|n| format!("u{n}")).collect();
+        let burst = async {
+            let mut won = Vec::new();
+            for some in buyers.chunks(10) {
+                let asked = some.iter().map(|buyer| world.win(&key, buyer, "r1"));
+                won.extend(futures_util::future::join_all(asked).await);
+            }
+            for reservation in &won[..5] {
+                let buyer = reservation.buyer.as_str();
+                world.release(&key, buyer, &reservation.reservation_id).await.unwrap();
+            }
+        };
+        let follow = async |updates: &mut Updates, mut last: StockUpdate| {
+            loop {
+                match timeout(Duration::from_millis(200), updates.next()).await {
+                    Ok(update) => {
+                        let update = update.unwrap().unwrap();
+                        assert_follows(&last, &update);
+                        last = update;
+                    }
+                    Err(_) => return last,
+                }
+            }
+        };
+        let ((), here_last, there_last) = tokio::join!(
+            burst,
+            follow(&mut here, first.0),
+            follow(&mut there, first.1)
+        );
+        let here_last = converge(&mut here, here_last, 25).await;
+        let there_last = converge(&mut there, there_last, 25).await;
+        assert_eq!(here_last.revision, there_last.revision);
+        assert_eq!(here_last.reserved, 75);
+        world.assert_balanced(&key, 75).await;
+    }
+
+    async fn a_watcher_sees_a_rebuild_as_a_higher_epoch_and_no_impossible_value(
+        ground: &Ground<'_>
+    ) {
+        let world = world_with(ground, 10, 10_000).await;
+        let key = world.open_sale(&units(10)).await;
+        world.win(&key, "u1", "r1").await;
+        let mut updates = watch(&world, all_of(&key)).await;
+        let first = next(&mut updates).await;
+        let first = converge(&mut updates, first, 9).await;
+        ground.flush(&world, &key).await;
+        // Nobody asks for the offer; the watcher's look finds it missing, and it is rebuilt.
+        let mut last = first.clone();
+        while last.epoch == first.epoch {
+            let update = next(&mut updates).await;
+            assert_follows(&last, &update);
+            last = update;
+        }
+        assert_eq!((last.remaining, last.total), (9, 10));
+        world.healthy(&key).await;
+        world.win(&key, "u2", "r1").await;
+        converge(&mut updates, last, 8).await;
+        world.assert_balanced(&key, 2).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_stream_shows_that_it_is_alive() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 10, 100).await;
+        let key = world.open_sale(&units(10)).await;
+        let mut updates = watch(&world, all_of(&key)).await;
+        let first = next(&mut updates).await;
+        assert!(first.snapshot && !first.heartbeat);
+        let mut before = Instant::now();
+        for _ in 0..3 {
+            let update = next(&mut updates).await;
+            assert!(update.heartbeat && !update.snapshot, "{update:?}");
+            assert_eq!((update.revision, update.remaining), (first.revision, 10));
+            assert!(before.elapsed() >= Duration::from_millis(90), "{:?}", before.elapsed());
+            before = Instant::now();
+        }
+        // A change comes at once all the same.
+        world.win(&key, "u1", "r1").await;
+        converge(&mut updates, first, 9).await;
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watcher_is_not_told_more_often_than_it_wants_and_ends_at_the_true_value() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 5, 10_000).await;
+        let key = world.open_sale(&units(100)).await;
+        let min_interval = Duration::from_millis(200);
+        let mut updates = watch(&world, WatchRequest { min_interval, ..all_of(&key) }).await;
+        let mut last = next(&mut updates).await;
+        let mut told_at = Instant::now();
+        let sell = async {
+            for n in 0..40 {
+                world.win(&key, &format!("u{n}"), "r1").await;
+                tokio::time::sleep(Duration::from_millis(15)).await;
+            }
+        };
+        let read = async {
+            let mut told = 0;
+            while last.remaining != 60 {
+                let update = next(&mut updates).await;
+                let pause = told_at.elapsed();
+                told_at = Instant::now();
+                assert_follows(&last, &update);
+                assert!(pause >= Duration::from_millis(180), "told again after {pause:?}");
+                last = update;
+                told += 1;
+            }
+            told
+        };
+        let ((), told) = tokio::join!(sell, read);
+        assert!((2..=12).contains(&told), "{told}");
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_stalled_reads_the_newest_value_next() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 5, 10_000).await;
+        let key = world.open_sale(&units(50)).await;
+        let mut stalled = watch(&world, all_of(&key)).await;
+        let mut lively = watch(&world, all_of(&key)).await;
+        assert_eq!(next(&mut stalled).await.remaining, 50);
+        let mut last = next(&mut lively).await;
+        for n in 0..30 {
+            world.win(&key, &format!("u{n}"), "r1").await;
+            last = converge(&mut lively, last, 49 - n).await;
+        }
+        let update = next(&mut stalled).await;
+        assert_eq!((update.remaining, update.revision), (20, last.revision));
+        let more = timeout(Duration::from_millis(100), stalled.next()).await;
+        assert!(more.is_err(), "an old value follows: {more:?}");
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_can_not_be_watched() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 10, 10_000).await;
+        let key = world.open_sale(&units(1)).await;
+        let sku = |name: &str| SkuId::new(name).unwrap();
+        let unknown = WatchRequest { sku_ids: vec![sku(SKU), sku("other")], ..all_of(&key) };
+        match world.parts.feed.watch(unknown).await {
+            Err(Error::UnknownOffer { sku_id, .. }) => assert_eq!(sku_id, "other"),
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("it is watched"),
+        }
+        let activity_id = ActivityId::new("other").unwrap();
+        let unknown = WatchRequest { activity_id, ..all_of(&key) };
+        let outcome = world.parts.feed.watch(unknown).await;
+        assert!(matches!(outcome.err(), Some(Error::UnknownActivity(_))));
+        // The one that is there, by its name.
+        let known = WatchRequest { sku_ids: vec![sku(SKU)], ..all_of(&key) };
+        assert_eq!(next(&mut watch(&world, known).await).await.remaining, 1);
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_sale_is_told_as_a_state() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 10, 10_000).await;
+        let key = world.open_sale(&units(1)).await;
+        let mut updates = watch(&world, all_of(&key)).await;
+        assert_eq!(next(&mut updates).await.state, ActivityState::Scheduled);
+        world.parts.activities.move_by_clock().await.unwrap();
+        assert_eq!(next(&mut updates).await.state, ActivityState::Active);
+        world.parts.activities.end(&key.activity_id, "test", "").await.unwrap();
+        let last = next(&mut updates).await;
+        assert_eq!((last.state, last.remaining), (ActivityState::Ended, 1));
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_read_for_a_stream_that_nobody_holds_any_more() {
+    let on = async |fresh: &Fresh| {
+        let world = world_with(&Ground::embedded(fresh), 5, 10_000).await;
+        let key = world.open_sale(&units(1)).await;
+        let (server, _) = world.beside().await;
+        let mut updates = watch(&server, all_of(&key)).await;
+        next(&mut updates).await;
+        assert_eq!(server.parts.tasks.len(), 1, "one hub");
+        let second = watch(&server, all_of(&key)).await;
+        assert_eq!(server.parts.tasks.len(), 1, "one hub for both");
+        drop((updates, second));
+        crate::support::eventually("the hub ends", async || {
+            server.parts.tasks.is_empty().then_some(())
+        })
+        .await;
+        // And starts again for the next.
+        assert_eq!(next(&mut watch(&server, all_of(&key)).await).await.remaining, 1);
+    };
+    databases::run(Fresh::sqlite().await, on).await;
+}
