@@ -295,6 +295,7 @@ async fn open_engine(
 async fn hold_database(database: &Database) -> Result<Lease, StartError> {
     let owner = format!("process {} since {}", std::process::id(), TimeMs::now().0);
     let deadline = tokio::time::Instant::now() + EMBEDDED_LEASE_TTL + Duration::from_millis(500);
+    let mut told = false;
     loop {
         match database.acquire_lease(EMBEDDED_LEASE, &owner, EMBEDDED_LEASE_TTL).await? {
             Acquired::Granted(lease) => return Ok(lease),
@@ -302,7 +303,10 @@ async fn hold_database(database: &Database) -> Result<Lease, StartError> {
                 if tokio::time::Instant::now() >= deadline {
                     return Err(StartError::EmbeddedHeld { owner });
                 }
-                tracing::info!(owner, "waiting for another server's embedded engine to end");
+                if !told {
+                    tracing::info!(owner, "waiting for another server's embedded engine to end");
+                    told = true;
+                }
                 let pause = remaining.min(Duration::from_millis(200));
                 tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
             }
