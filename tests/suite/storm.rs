@@ -89,7 +89,8 @@ impl Storm {
     }
 
     async fn round(&mut self) {
-        let before: BTreeSet<Request> = self.heard.released.clone();
+        let released_before = self.heard.released.clone();
+        let reserved_before = self.heard.reserved.keys().cloned().collect();
         let mut plans = Vec::new();
         for _ in 0..AT_ONCE {
             let at = self.pick();
@@ -134,14 +135,20 @@ impl Storm {
             }
         });
         for did in futures_util::future::join_all(all).await {
-            self.hear(did, &before);
+            self.hear(did, &reserved_before, &released_before);
         }
         for (server, _) in &self.servers {
             server.close_circuits().await;
         }
     }
 
-    fn hear(&mut self, did: Did, released_before: &BTreeSet<Request>) {
+    /// Within a round the calls run at once, so only what was heard before it must hold in all.
+    fn hear(
+        &mut self,
+        did: Did,
+        reserved_before: &BTreeSet<Request>,
+        released_before: &BTreeSet<Request>,
+    ) {
         let heard = &mut self.heard;
         let failure = match did {
             Did::Reserve(request, Ok(outcome)) => {
@@ -159,8 +166,8 @@ impl Storm {
                         assert!(heard.release_asked.contains(&request), "{request:?}");
                     }
                     ReserveOutcome::SoldOut | ReserveOutcome::Duplicate { .. } => {
-                        let is_held = heard.reserved.contains_key(&request);
-                        assert!(!is_held, "a winner hears {outcome:?}: {request:?}");
+                        let has_won = reserved_before.contains(&request);
+                        assert!(!has_won, "a winner hears {outcome:?}: {request:?}");
                     }
                     other => panic!("{other:?}"),
                 }
