@@ -74,10 +74,11 @@ impl Serve {
         }
         telemetry::init(&loaded.settings.log).map_err(Failure::Usage)?;
         let printer = context.printer;
-        let announce = self.ephemeral;
+        let announce = loaded.settings.grpc.addr.port() == 0;
         serve(loaded.settings, move |addr| {
             if announce {
-                // The one line that those who start us in their tests wait for.
+                // Nobody knows a port that was taken because it was free. This is the one line that
+                // those who start us in their tests wait for.
                 match printer.is_json() {
                     true => printer.answer(&json!({"grpc_addr": addr.to_string()})),
                     false => printer.data(&addr.to_string()),
@@ -116,7 +117,10 @@ async fn serve(settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<(),
     tokio::select! {
         () = server.stop() => {}
         () = stop_signal() => {
-            return Err(Failure::Internal("ended by a second signal, before all was done".into()));
+            // Whoever asked twice knows; it is no fault of ours.
+            return Err(Failure::Unavailable(
+                "ended by a second signal, before all was done".into(),
+            ));
         }
     }
     if taken_over {

@@ -9,6 +9,7 @@
 mod api_edge;
 mod cli;
 mod cli_client;
+mod crash;
 mod database;
 mod demo;
 mod engine_differential;

@@ -1,8 +1,9 @@
 //! A server's parts over a chosen engine and database, with a sale on them, step by step: no
 //! worker runs unless a test asks for it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use seckill::{
     books::{self, OfferBooks},
     config::{SecretUrl, Settings},
@@ -12,6 +13,7 @@ use seckill::{
         ReserveRequest, SkuId, TimeMs,
     },
     engine::batcher::Caller,
+    entity::orders,
     error::Error,
     offer::Offer,
     outbox::sweeper::sweep,
@@ -221,6 +223,17 @@ impl World {
         let books =
             books::read(&self.parts.database, &self.parts.catalog, &key.activity_id).await?;
         Ok(books.into_iter().find(|books| books.sku_id == key.sku_id.as_str()).unwrap())
+    }
+
+    /// The live orders of an offer: `order_no` by `reservation_id`.
+    pub(crate) async fn live_orders(&self, key: &OfferKey) -> BTreeMap<String, String> {
+        let orders = orders::Entity::find()
+            .filter(orders::Column::ActivityId.eq(key.activity_id.as_str()))
+            .filter(orders::Column::SkuId.eq(key.sku_id.as_str()))
+            .filter(orders::Column::State.ne(orders::OrderState::Cancelled))
+            .all(self.parts.database.reader());
+        let orders = orders.await.unwrap();
+        orders.into_iter().map(|order| (order.reservation_id, order.order_no)).collect()
     }
 
     /// The oracle: at rest everything agrees to the unit, and this many units are held.
