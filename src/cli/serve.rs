@@ -46,9 +46,9 @@ pub struct Serve {
 }
 
 /// Flags for settings that keep everything in memory, on a free port.
-pub(super) fn ephemeral(name: &'static str) -> Vec<Flag> {
+fn ephemeral() -> Vec<Flag> {
     [("grpc.addr", "127.0.0.1:0"), ("engine.url", ""), ("database.url", "sqlite::memory:")]
-        .map(|(key, value)| Flag { name, key, value: value.to_owned() })
+        .map(|(key, value)| Flag { name: "--ephemeral", key, value: value.to_owned() })
         .to_vec()
 }
 
@@ -90,7 +90,7 @@ impl Serve {
     }
 
     fn flags(&self) -> Vec<Flag> {
-        let mut flags = if self.ephemeral { ephemeral("--ephemeral") } else { Vec::new() };
+        let mut flags = if self.ephemeral { ephemeral() } else { Vec::new() };
         let named = [
             ("--grpc-addr", "grpc.addr", &self.grpc_addr),
             ("--engine-url", "engine.url", &self.engine_url),

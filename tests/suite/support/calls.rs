@@ -69,30 +69,34 @@ impl Shop {
 
     /// Repeats an attempt until it is decided.
     pub(crate) async fn insist(&self, buyer: &str, request_id: &str) -> pb::ReserveResponse {
-        insist(async || self.reserve(buyer, request_id).await).await
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.reserve(buyer, request_id).await {
+                Ok(answer) => return answer,
+                Err(status) => wait_to_repeat(&status, deadline).await,
+            }
+        }
     }
 
     /// Repeats a release until it is decided.
     pub(crate) async fn insist_on_release(&self, win: &Win) -> ReleaseOutcome {
-        insist(async || self.release(win).await).await
-    }
-}
-
-async fn insist<T>(call: impl AsyncFn() -> Result<T, Status>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match call().await {
-            Ok(answer) => return answer,
-            Err(status) => {
-                assert!(may_pass(&status), "{status:?}");
-                assert!(Instant::now() < deadline, "still not decided: {status:?}");
-                let pause = status.get_details_retry_info().and_then(|info| info.retry_delay);
-                // Who is told to wait a long time may come back a little earlier.
-                let pause = pause.unwrap_or_default().min(Duration::from_millis(50));
-                tokio::time::sleep(pause.max(Duration::from_millis(5))).await;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.release(win).await {
+                Ok(outcome) => return outcome,
+                Err(status) => wait_to_repeat(&status, deadline).await,
             }
         }
     }
+}
+
+async fn wait_to_repeat(status: &Status, deadline: Instant) {
+    assert!(may_pass(status), "{status:?}");
+    assert!(Instant::now() < deadline, "still not decided: {status:?}");
+    let pause = status.get_details_retry_info().and_then(|info| info.retry_delay);
+    // Who is told to wait a long time may come back a little earlier.
+    let pause = pause.unwrap_or_default().min(Duration::from_millis(50));
+    tokio::time::sleep(pause.max(Duration::from_millis(5))).await;
 }
 
 /// Whether a repeat may be decided.

@@ -281,29 +281,65 @@ macro_rules! on_every_ground {
         mod $name {
             #[allow(unused_imports, reason = "not every test needs all of it")]
             use super::*;
-            use $crate::support::{databases::{self, Fresh}, world::Ground};
+            use $crate::support::world::{Ground, on_embedded, on_redis};
 
             async fn test($ground: &Ground<'_>) $body
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn embedded_sqlite() {
-                let on = async |fresh: &Fresh| test(&Ground::embedded(fresh)).await;
-                databases::run(Fresh::sqlite().await, on).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis_postgres() {
-                let on = async |fresh: &Fresh| test(&Ground::redis(fresh).await).await;
-                databases::run(Fresh::postgres().await, on).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis_mysql() {
-                let on = async |fresh: &Fresh| test(&Ground::redis(fresh).await).await;
-                databases::run(Fresh::mysql().await, on).await;
-            }
+            on_embedded!(test);
+            on_redis!(test);
         }
     )*};
 }
 
-pub(crate) use on_every_ground;
+/// Like [`on_every_ground`], for what only happens to a Redis.
+macro_rules! on_every_redis {
+    ($($(#[$attribute:meta])* async fn $name:ident(
+        $ground:ident: &Ground<'_>, $redis:ident: &RedisServer
+    ) $body:block)*) => {$(
+        $(#[$attribute])*
+        mod $name {
+            #[allow(unused_imports, reason = "not every test needs all of it")]
+            use super::*;
+            use $crate::support::{redis_server::RedisServer, world::{Ground, on_redis}};
+
+            async fn test($ground: &Ground<'_>) {
+                body($ground, $ground.redis.as_ref().expect("this ground has a Redis")).await;
+            }
+
+            async fn body($ground: &Ground<'_>, $redis: &RedisServer) $body
+
+            on_redis!(test);
+        }
+    )*};
+}
+
+macro_rules! on_embedded {
+    ($test:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn embedded_sqlite() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::embedded(fresh)).await;
+            databases::run(Fresh::sqlite().await, on).await;
+        }
+    };
+}
+
+macro_rules! on_redis {
+    ($test:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn redis_postgres() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::redis(fresh).await).await;
+            databases::run(Fresh::postgres().await, on).await;
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn redis_mysql() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::redis(fresh).await).await;
+            databases::run(Fresh::mysql().await, on).await;
+        }
+    };
+}
+
+pub(crate) use {on_embedded, on_every_ground, on_every_redis, on_redis};

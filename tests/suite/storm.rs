@@ -1,0 +1,262 @@
+//! A whole sale at once: far more buyers than units, winners who change their minds, requests that
+//! are sent twice, over gRPC to a whole server.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, future, stream};
+use seckill::{
+    api::pb::{self, ReleaseOutcome, ReserveOutcome, seckill_client::SeckillClient},
+    domain::OfferKey,
+    server::Server,
+};
+use tokio::{task::JoinSet, time::Instant};
+use tonic::transport::Channel;
+
+use crate::support::{
+    calls::{Shop, Win, drained, win},
+    process::channel,
+    world::{Ground, Sale, World, on_every_ground, on_every_redis},
+};
+
+const CLIENTS: usize = 64;
+/// 20,000 buyers take a debug build 10 to 25 seconds on two cores.
+const CROWD: u32 = if cfg!(debug_assertions) { 5_000 } else { 20_000 };
+/// Clients that share a connection.
+const SHARE: usize = 16;
+/// One of so many winners gives the unit back.
+const RELEASES_ONE_OF: u32 = 20;
+/// One of so many buyers asks for another unit, and one of so many sends the request again.
+const AGAIN_ONE_OF: u32 = 10;
+
+/// A sale on a whole server, and what its buyers were told.
+struct Storm {
+    key: OfferKey,
+    total: i64,
+    buyers: u32,
+    next_buyer: AtomicU32,
+    /// Units that buyers hold for certain: counted after the answer, and no longer from before
+    /// the release is sent. So this is never more than there are, at any time.
+    held: AtomicI64,
+    answered: AtomicUsize,
+    /// Answers that were no decision, by reason.
+    undecided: AtomicUsize,
+    wins: Mutex<Vec<Win>>,
+}
+
+/// A server, with an activity that is on sale.
+async fn serve(ground: &Ground<'_>, total: u64) -> (Server, OfferKey) {
+    let mut settings = ground.settings();
+    settings.sweeper.interval_ms = 100;
+    settings.outbox.poll_interval_ms = 50;
+    let server = Server::start(&settings).await.unwrap();
+    let world = World { parts: server.parts.clone(), settings };
+    let sale = Sale { activity: "storm", total, max_quantity: 1, ..Sale::default() };
+    let key = world.open_sale(&sale).await;
+    (server, key)
+}
+
+impl Storm {
+    fn new(key: &OfferKey, total: u64, buyers: u32) -> Arc<Self> {
+        Arc::new(Self {
+            key: key.clone(),
+            total: i64::try_from(total).unwrap(),
+            buyers,
+            next_buyer: AtomicU32::new(0),
+            held: AtomicI64::new(0),
+            answered: AtomicUsize::new(0),
+            undecided: AtomicUsize::new(0),
+            wins: Mutex::default(),
+        })
+    }
+
+    /// All buyers, from [`CLIENTS`] at once, while a watch looks on; `meddle` runs in the middle.
+    async fn rage(self: &Arc<Self>, server: &Server, meddle: impl Future<Output = ()>) {
+        let mut clients = JoinSet::new();
+        for _ in 0..CLIENTS / SHARE {
+            let shop = Shop::new(&self.key, channel(server.addr).await);
+            for _ in 0..SHARE {
+                clients.spawn(self.clone().buy(shop.clone()));
+            }
+        }
+        let watch = self.watch(channel(server.addr).await);
+        let all = async {
+            while let Some(ended) = clients.join_next().await {
+                ended.unwrap();
+            }
+        };
+        let mut sale = pin!(future::join(all, meddle));
+        tokio::select! {
+            _ = &mut sale => {}
+            ended = watch => panic!("the watch ended: {ended:?}"),
+        }
+    }
+
+    async fn buy(self: Arc<Self>, shop: Shop) {
+        loop {
+            let nth = self.next_buyer.fetch_add(1, Ordering::Relaxed);
+            if nth >= self.buyers {
+                return;
+            }
+            self.buy_one(&shop, nth).await;
+        }
+    }
+
+    async fn buy_one(&self, shop: &Shop, nth: u32) {
+        let buyer = format!("buyer-{nth}");
+        let answer = self.attempt(shop, &buyer, "first").await;
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let Some(won) = win(&answer) else {
+            let refused = [ReserveOutcome::SoldOut, ReserveOutcome::Insufficient];
+            assert!(refused.contains(&answer.outcome()), "{answer:?}");
+            return;
+        };
+        let held = self.held.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(held <= self.total, "{held} units are held");
+        if nth % AGAIN_ONE_OF == 0 {
+            let again = self.attempt(shop, &buyer, "first").await;
+            assert_eq!(win(&again).as_ref(), Some(&won), "{again:?}");
+            assert!(again.replayed);
+        }
+        if nth % AGAIN_ONE_OF == 1 {
+            let second = self.attempt(shop, &buyer, "second").await;
+            assert_eq!(second.outcome(), ReserveOutcome::Duplicate, "{second:?}");
+            let existing = second.existing_reservation.unwrap();
+            assert_eq!(existing.reservation_id, won.reservation_id);
+        }
+        if nth % RELEASES_ONE_OF == 0 {
+            self.held.fetch_sub(1, Ordering::SeqCst);
+            // A release that was not decided may have been done.
+            let released = shop.insist_on_release(&won).await;
+            let done = [ReleaseOutcome::Released, ReleaseOutcome::AlreadyReleased];
+            assert!(done.contains(&released), "{released:?}");
+            let after = self.attempt(shop, &buyer, "first").await;
+            assert_eq!(after.outcome(), ReserveOutcome::Released, "{after:?}");
+        } else {
+            self.wins.lock().unwrap().push(won);
+        }
+    }
+
+    /// Repeats an attempt until it is decided, and counts what was not.
+    async fn attempt(&self, shop: &Shop, buyer: &str, request_id: &str) -> pb::ReserveResponse {
+        match shop.reserve(buyer, request_id).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.undecided.fetch_add(1, Ordering::Relaxed);
+                shop.insist(buyer, request_id).await
+            }
+        }
+    }
+
+    /// No figure of the watch is impossible, and neither epoch nor revision goes back.
+    async fn watch(&self, channel: Channel) -> Result<(), tonic::Status> {
+        let activity_id = self.key.activity_id.to_string();
+        let request = pb::WatchStockRequest { activity_id, ..Default::default() };
+        let mut stock = SeckillClient::new(channel).watch_stock(request).await?.into_inner();
+        let mut before = (0, 0);
+        while let Some(update) = stock.message().await? {
+            assert!(update.remaining >= 0 && update.reserved >= 0, "{update:?}");
+            assert!(update.remaining + update.reserved <= self.total, "{update:?}");
+            let now = (update.epoch, update.revision);
+            assert!(now >= before, "{now:?} after {before:?}");
+            before = now;
+        }
+        Ok(())
+    }
+
+    /// Waits until so many buyers have their answer.
+    async fn answered(&self, buyers: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.answered.load(Ordering::Relaxed) < buyers {
+            assert!(Instant::now() < deadline, "the sale does not go on");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Sells what came back late, and compares what was told with the books, to the unit.
+    async fn settle(&self, ground: &Ground<'_>, server: Server) {
+        let shop = Shop::new(&self.key, channel(server.addr).await);
+        let mut wins = std::mem::take(&mut *self.wins.lock().unwrap());
+        assert!(wins.len() as i64 <= self.total);
+        for nth in 0.. {
+            match win(&shop.insist(&format!("late-{nth}"), "first").await) {
+                Some(won) => wins.push(won),
+                None => break,
+            }
+        }
+        assert_eq!(wins.len() as i64, self.total, "all was sold in the end");
+        // Whoever won still does.
+        let again = stream::iter(&wins)
+            .map(async |won| (won, shop.insist(&won.buyer, "first").await))
+            .buffer_unordered(CLIENTS);
+        let again: Vec<_> = again.collect().await;
+        for (won, answer) in again {
+            assert_eq!(win(&answer).as_ref(), Some(won), "{answer:?}");
+        }
+        drained(channel(server.addr).await, &self.key).await;
+        let world = World { parts: server.parts.clone(), settings: ground.settings() };
+        assert_told(&world, &self.key, &wins).await;
+        server.stop().await;
+    }
+}
+
+/// The books balance as they are, and every winner has the one order that the answer named.
+async fn assert_told(world: &World, key: &OfferKey, wins: &[Win]) {
+    let books = world.read_books(key).await.unwrap();
+    assert_eq!(books.contradictions(), Vec::<String>::new(), "{books:?}");
+    assert_eq!((books.oversold(), books.missing()), (0, 0), "{books:?}");
+    let orders = world.live_orders(key).await;
+    assert_eq!(orders.len(), wins.len());
+    for won in wins {
+        assert_eq!(orders.get(&won.reservation_id), Some(&won.order_no), "{won:?}");
+    }
+}
+
+on_every_ground! {
+    async fn a_crowd_of_buyers_gets_a_thousand_units(ground: &Ground<'_>) {
+        const UNITS: u64 = 1_000;
+        let (server, key) = serve(ground, UNITS).await;
+        let storm = Storm::new(&key, UNITS, CROWD);
+        storm.rage(&server, future::ready(())).await;
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0);
+        storm.settle(ground, server).await;
+    }
+
+}
+
+on_every_redis! {
+    async fn scripts_that_were_flushed_are_loaded_again_unseen(ground: &Ground<'_>, redis: &RedisServer) {
+        let (server, key) = serve(ground, 200).await;
+        let storm = Storm::new(&key, 200, 600);
+        let flush = async {
+            for buyers in [50, 100, 150, 300] {
+                storm.answered(buyers).await;
+                redis.command::<String>(&["SCRIPT", "FLUSH"]).await;
+            }
+        };
+        storm.rage(&server, flush).await;
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0);
+        assert_eq!(server.parts.recovery.rebuilds(), 0);
+        storm.settle(ground, server).await;
+    }
+
+    async fn a_flushed_engine_is_rebuilt_in_the_middle_of_the_sale(ground: &Ground<'_>, redis: &RedisServer) {
+        let (server, key) = serve(ground, 400).await;
+        let storm = Storm::new(&key, 400, 1_200);
+        let flush = async {
+            for buyers in [100, 300] {
+                storm.answered(buyers).await;
+                redis.command::<String>(&["FLUSHALL"]).await;
+            }
+        };
+        storm.rage(&server, flush).await;
+        assert!(server.parts.recovery.rebuilds() >= 1);
+        storm.settle(ground, server).await;
+    }
+}
