@@ -48,6 +48,8 @@ const EMBEDDED_LEASE_TTL: Duration = Duration::from_secs(3);
 const MAX_PENDING_RESETS: usize = 1_000;
 const MAX_HEADER_BYTES: u32 = 16 * 1_024;
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a start that failed waits for what it had begun.
+const ABANDON_LIMIT: Duration = Duration::from_secs(2);
 /// Offers rebuilt at the same time when the embedded engine starts.
 const REBUILDS_AT_ONCE: usize = 8;
 
@@ -166,11 +168,26 @@ impl Parts {
             shutdown,
             lease,
         };
-        parts.catalog.refresh().await?;
-        if parts.lease.is_some() {
-            parts.rebuild_all().await?;
+        match parts.read_sales().await {
+            Ok(()) => Ok(parts),
+            Err(error) => {
+                parts.abandon().await;
+                Err(error)
+            }
         }
-        Ok(parts)
+    }
+
+    async fn read_sales(&self) -> Result<(), StartError> {
+        self.catalog.refresh().await?;
+        if self.lease.is_some() {
+            self.rebuild_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a start that failed: the next one must not have to wait for a lease to run out.
+    async fn abandon(self) {
+        self.close(tokio::time::Instant::now() + ABANDON_LIMIT).await;
     }
 
     /// A poller over these parts.
@@ -307,9 +324,17 @@ impl Server {
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
         let parts = Parts::open(settings).await?;
         let addr = settings.grpc.addr;
-        let bind = |cause| StartError::Bind { addr, cause };
-        let listener = TcpListener::bind(addr).await.map_err(bind)?;
-        let addr = listener.local_addr().map_err(bind)?;
+        let bound = match TcpListener::bind(addr).await {
+            Ok(listener) => listener.local_addr().map(|addr| (listener, addr)),
+            Err(cause) => Err(cause),
+        };
+        let (listener, addr) = match bound {
+            Ok(bound) => bound,
+            Err(cause) => {
+                parts.abandon().await;
+                return Err(StartError::Bind { addr, cause });
+            }
+        };
 
         let health = HealthReporter::new();
         set_health(&health, false).await;
