@@ -15,6 +15,7 @@ mod demo;
 mod demo_real;
 mod engine_differential;
 mod engine_redis;
+mod outage;
 mod sale;
 mod start;
 mod storm;

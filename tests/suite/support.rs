@@ -11,6 +11,7 @@ use tokio::time::Instant;
 pub(crate) mod calls;
 pub(crate) mod databases;
 pub(crate) mod process;
+pub(crate) mod proxy;
 pub(crate) mod redis_server;
 pub(crate) mod stand_in;
 pub(crate) mod world;
