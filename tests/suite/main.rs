@@ -9,6 +9,7 @@
 mod api_edge;
 mod cli;
 mod cli_client;
+mod clients;
 mod crash;
 mod database;
 mod demo;
