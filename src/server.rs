@@ -50,6 +50,8 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 const MAX_PENDING_RESETS: usize = 1_000;
 const MAX_HEADER_BYTES: u32 = 16 * 1_024;
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a start that failed waits for what it had begun.
+const ABANDON_LIMIT: Duration = Duration::from_secs(2);
 /// Offers rebuilt at the same time when the embedded engine starts.
 const REBUILDS_AT_ONCE: usize = 8;
 
@@ -106,11 +108,13 @@ impl Parts {
         let database = open_database(settings).await?;
         let (engine, lease) = open_engine(settings, &database).await?;
         let parts = Self { lease, ..Self::over(settings, database, engine) };
-        parts.catalog.refresh().await?;
-        if parts.lease.is_some() {
-            parts.rebuild_all().await?;
+        match parts.read_sales().await {
+            Ok(()) => Ok(parts),
+            Err(error) => {
+                parts.abandon().await;
+                Err(error)
+            }
         }
-        Ok(parts)
     }
 
     /// The parts of a server over stores that are open. The catalog is empty until it is refreshed.
@@ -180,6 +184,19 @@ impl Parts {
             shutdown,
             lease: None,
         }
+    }
+
+    async fn read_sales(&self) -> Result<(), StartError> {
+        self.catalog.refresh().await?;
+        if self.lease.is_some() {
+            self.rebuild_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Ends a start that failed: the next one must not have to wait for a lease to run out.
+    async fn abandon(self) {
+        self.close(tokio::time::Instant::now() + ABANDON_LIMIT).await;
     }
 
     /// A poller over these parts.
@@ -335,15 +352,14 @@ impl Server {
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
         let parts = Parts::open(settings).await?;
         let addr = settings.grpc.addr;
-        let bound = async {
-            let listener = TcpListener::bind(addr).await?;
-            let addr = listener.local_addr()?;
-            Ok((listener, addr))
+        let bound = match TcpListener::bind(addr).await {
+            Ok(listener) => listener.local_addr().map(|addr| (listener, addr)),
+            Err(cause) => Err(cause),
         };
-        let (listener, addr) = match bound.await {
+        let (listener, addr) = match bound {
             Ok(bound) => bound,
             Err(cause) => {
-                parts.close(tokio::time::Instant::now() + Duration::from_secs(1)).await;
+                parts.abandon().await;
                 return Err(StartError::Bind { addr, cause });
             }
         };

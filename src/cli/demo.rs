@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 
 use super::{Context, Exit, client, failure::Failure, output::Printer, serve};
 use crate::{
-    config::{Flag, Settings},
+    config::{Flag, Loaded, SecretUrl, Settings},
     server::Server,
     telemetry,
 };
@@ -32,8 +32,9 @@ const MAX_CHANNELS: u32 = 8;
 
 /// Runs a whole sale in front of you: buyers, orders, returns, and the books afterwards.
 ///
-/// It starts a server of its own that keeps everything in memory, unless told otherwise. Exits 1
-/// when a unit was sold twice or lost, or when a buyer got more than allowed.
+/// It starts a server of its own on the engine and the database of the settings; what is not set
+/// is kept in memory. Exits 1 when a unit was sold twice or lost, or when a buyer got more than
+/// allowed.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Units for sale, over all offers.
@@ -48,10 +49,10 @@ pub struct Options {
     /// Offers that the units are spread over.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub offers: u32,
-    /// The stock engine [without it: the embedded one].
+    /// The stock engine (engine.url) [not set anywhere: the embedded one].
     #[arg(long, value_name = "URL")]
     pub engine_url: Option<String>,
-    /// The SQL database [without it: in memory].
+    /// The SQL database (database.url) [not set anywhere: in memory].
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
 }
@@ -81,7 +82,10 @@ pub(super) async fn run(options: Options, context: &Context) -> Result<Exit, Fai
             options.offers, options.units
         )));
     }
-    let settings = context.settings(flags(&options))?.settings;
+    let Loaded { mut settings, origins, .. } = context.settings(flags(&options))?;
+    if !origins.contains_key("database.url") {
+        settings.database.url = SecretUrl::new("sqlite::memory:");
+    }
     telemetry::init(&settings.log).map_err(Failure::Usage)?;
     let Running { addr, books, stop } = start_server(settings).await?;
     let report = run_against(addr, &*books, options, context).await;
@@ -110,11 +114,13 @@ async fn run_against(
     Demo::new(channels, options, context.global.timeout, progress).run(books).await
 }
 
-/// In memory unless told otherwise; settings of a real server must not leak into a demo.
+/// A port of its own, beside a server that may run; the sale is an activity of its own, so it
+/// harms nobody on the stores that the settings name.
 fn flags(options: &Options) -> Vec<Flag> {
-    let mut flags = serve::ephemeral("demo");
     // The log would run through the progress bar.
-    flags.push(Flag { name: "demo", key: "log.level", value: "warn".to_owned() });
+    let mut flags = [("grpc.addr", "127.0.0.1:0"), ("log.level", "warn")]
+        .map(|(key, value)| Flag { name: "demo", key, value: value.to_owned() })
+        .to_vec();
     let named = [
         ("--engine-url", "engine.url", &options.engine_url),
         ("--database-url", "database.url", &options.database_url),

@@ -46,9 +46,9 @@ pub struct Serve {
 }
 
 /// Flags for settings that keep everything in memory, on a free port.
-pub(super) fn ephemeral(name: &'static str) -> Vec<Flag> {
+fn ephemeral() -> Vec<Flag> {
     [("grpc.addr", "127.0.0.1:0"), ("engine.url", ""), ("database.url", "sqlite::memory:")]
-        .map(|(key, value)| Flag { name, key, value: value.to_owned() })
+        .map(|(key, value)| Flag { name: "--ephemeral", key, value: value.to_owned() })
         .to_vec()
 }
 
@@ -74,10 +74,11 @@ impl Serve {
         }
         telemetry::init(&loaded.settings.log).map_err(Failure::Usage)?;
         let printer = context.printer;
-        let announce = self.ephemeral;
+        let announce = loaded.settings.grpc.addr.port() == 0;
         serve(loaded.settings, move |addr| {
             if announce {
-                // The one line that those who start us in their tests wait for.
+                // Nobody knows a port that was taken because it was free. This is the one line that
+                // those who start us in their tests wait for.
                 match printer.is_json() {
                     true => printer.answer(&json!({"grpc_addr": addr.to_string()})),
                     false => printer.data(&addr.to_string()),
@@ -89,7 +90,7 @@ impl Serve {
     }
 
     fn flags(&self) -> Vec<Flag> {
-        let mut flags = if self.ephemeral { ephemeral("--ephemeral") } else { Vec::new() };
+        let mut flags = if self.ephemeral { ephemeral() } else { Vec::new() };
         let named = [
             ("--grpc-addr", "grpc.addr", &self.grpc_addr),
             ("--engine-url", "engine.url", &self.engine_url),
@@ -116,7 +117,10 @@ async fn serve(settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<(),
     tokio::select! {
         () = server.stop() => {}
         () = stop_signal() => {
-            return Err(Failure::Internal("ended by a second signal, before all was done".into()));
+            // Whoever asked twice knows; it is no fault of ours.
+            return Err(Failure::Unavailable(
+                "ended by a second signal, before all was done".into(),
+            ));
         }
     }
     if taken_over {

@@ -1,274 +1,262 @@
-//! Many buyers, two servers, and faults at random: whatever happens, it ends balanced, and what
-//! was answered stays true.
+//! A whole sale at once: far more buyers than units, winners who change their minds, requests that
+//! are sent twice, over gRPC to a whole server.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
+use futures_util::{StreamExt as _, future, stream};
 use seckill::{
-    domain::{ConfirmOutcome, OfferKey, ReleaseOutcome, ReservationId, ReserveOutcome},
-    error::Error,
-    outbox::sweeper::sweep,
+    api::pb::{self, ReleaseOutcome, ReserveOutcome, seckill_client::SeckillClient},
+    domain::OfferKey,
+    server::Server,
 };
+use tokio::{task::JoinSet, time::Instant};
+use tonic::transport::Channel;
 
 use crate::support::{
-    stage::Gate,
-    world::{Ground, Sale, World, on_every_ground},
+    calls::{Shop, Win, drained, win},
+    process::channel,
+    world::{Ground, Sale, World, on_every_ground, on_every_redis},
 };
 
-const ROUNDS: usize = 30;
-const AT_ONCE: usize = 8;
-const BUYERS: u32 = 9;
-const REQUESTS: u32 = 3;
-const TOTAL: u64 = 6;
+const CLIENTS: usize = 64;
+/// 20,000 buyers take a debug build 10 to 25 seconds on two cores.
+const CROWD: u32 = if cfg!(debug_assertions) { 5_000 } else { 20_000 };
+/// Clients that share a connection.
+const SHARE: usize = 16;
+/// One of so many winners gives the unit back.
+const RELEASES_ONE_OF: u32 = 20;
+/// One of so many buyers asks for another unit, and one of so many sends the request again.
+const AGAIN_ONE_OF: u32 = 10;
 
-type Request = (String, String);
-
-/// What callers have heard.
-#[derive(Debug, Default)]
-struct Heard {
-    reserved: BTreeMap<Request, ReservationId>,
-    confirmed: BTreeSet<Request>,
-    /// Asked for, whatever the answer was.
-    release_asked: BTreeSet<Request>,
-    released: BTreeSet<Request>,
-}
-
-enum Did {
-    Reserve(Request, Result<ReserveOutcome, Error>),
-    Release(Request, Result<ReleaseOutcome, Error>),
-    Confirm(Request, Result<ConfirmOutcome, Error>),
-    Worked(Result<(), Error>),
-}
-
+/// A sale on a whole server, and what its buyers were told.
 struct Storm {
     key: OfferKey,
-    servers: [(World, Arc<Gate>); 2],
-    rng: fastrand::Rng,
-    heard: Heard,
+    total: i64,
+    buyers: u32,
+    next_buyer: AtomicU32,
+    /// Units that buyers hold for certain: counted after the answer, and no longer from before
+    /// the release is sent. So this is never more than there are, at any time.
+    held: AtomicI64,
+    answered: AtomicUsize,
+    /// Answers that were no decision, by reason.
+    undecided: AtomicUsize,
+    wins: Mutex<Vec<Win>>,
+}
+
+/// A server, with an activity that is on sale.
+async fn serve(ground: &Ground<'_>, total: u64) -> (Server, OfferKey) {
+    let mut settings = ground.settings();
+    settings.sweeper.interval_ms = 100;
+    settings.outbox.poll_interval_ms = 50;
+    let server = Server::start(&settings).await.unwrap();
+    let world = World { parts: server.parts.clone(), settings };
+    let sale = Sale { activity: "storm", total, max_quantity: 1, ..Sale::default() };
+    let key = world.open_sale(&sale).await;
+    (server, key)
 }
 
 impl Storm {
-    fn pick(&mut self) -> usize {
-        self.rng.usize(0..2)
+    fn new(key: &OfferKey, total: u64, buyers: u32) -> Arc<Self> {
+        Arc::new(Self {
+            key: key.clone(),
+            total: i64::try_from(total).unwrap(),
+            buyers,
+            next_buyer: AtomicU32::new(0),
+            held: AtomicI64::new(0),
+            answered: AtomicUsize::new(0),
+            undecided: AtomicUsize::new(0),
+            wins: Mutex::default(),
+        })
     }
 
-    /// Something goes wrong, or will with the next call of that kind.
-    async fn fault(&mut self, ground: &Ground<'_>, world: &World) {
-        let at = self.pick();
-        let lost = [
-            "reserve",
-            "release",
-            "acknowledge",
-            "rebuild_begin",
-            "rebuild_load",
-            "rebuild_end",
-            "freeze",
-            "unacked",
-        ];
-        let refused = ["reserve", "release", "find", "levels", "rebuild_begin"];
-        match self.rng.u8(0..12) {
-            0 => ground.flush(world, &self.key).await,
-            1 => {
-                let offer = world.offer(&self.key).await;
-                let epoch = world.sql_epoch(&self.key).await;
-                offer.segment.scripts.freeze(epoch, "storm").await.unwrap();
-            }
-            2..=4 => self.servers[at].1.lose_reply(lost[self.rng.usize(0..lost.len())]),
-            5 | 6 => self.servers[at].1.refuse(refused[self.rng.usize(0..refused.len())]),
-            // A server dies behind the script.
-            7 => {
-                let buyer = format!("u{}", self.rng.u32(0..BUYERS));
-                let request_id = format!("r{}", self.rng.u32(0..REQUESTS));
-                self.servers[at].0.take_and_die(&self.key, &buyer, &request_id).await;
-            }
-            _ => {}
-        }
-    }
-
-    async fn round(&mut self) {
-        let released_before = self.heard.released.clone();
-        let reserved_before = self.heard.reserved.keys().cloned().collect();
-        let mut plans = Vec::new();
-        for _ in 0..AT_ONCE {
-            let at = self.pick();
-            let request = (
-                format!("u{}", self.rng.u32(0..BUYERS)),
-                format!("r{}", self.rng.u32(0..REQUESTS)),
-            );
-            let known = self.heard.reserved.iter().nth(self.rng.usize(0..12));
-            let known = known.map(|(request, id)| (request.clone(), id.clone()));
-            plans.push((at, self.rng.u8(0..10), request, known));
-        }
-        for (_, what, _, known) in &plans {
-            if let (6 | 7, Some((request, _))) = (what, known) {
-                self.heard.release_asked.insert(request.clone());
+    /// All buyers, from [`CLIENTS`] at once, while a watch looks on; `meddle` runs in the middle.
+    async fn rage(self: &Arc<Self>, server: &Server, meddle: impl Future<Output = ()>) {
+        let mut clients = JoinSet::new();
+        for _ in 0..CLIENTS / SHARE {
+            let shop = Shop::new(&self.key, channel(server.addr).await);
+            for _ in 0..SHARE {
+                clients.spawn(self.clone().buy(shop.clone()));
             }
         }
-        let (key, servers) = (&self.key, &self.servers);
-        let all = plans.into_iter().map(|(at, what, request, known)| async move {
-            let server = &servers[at].0;
-            let parts = &server.parts;
-            match (what, known) {
-                (6 | 7, Some((request, id))) => {
-                    let outcome = server.release(key, &request.0, &id).await;
-                    Did::Release(request, outcome)
-                }
-                (8, Some((request, id))) => {
-                    let outcome = server.confirm(key, &request.0, &id).await;
-                    Did::Confirm(request, outcome)
-                }
-                (9, _) if at == 0 => {
-                    let swept = sweep(&parts.reservations, Duration::ZERO).await;
-                    Did::Worked(swept.map(|_| ()))
-                }
-                (9, _) => {
-                    let pass = parts.poller(&server.settings).run_once().await;
-                    Did::Worked(pass.map(|_| ()))
-                }
-                _ => {
-                    let outcome = server.reserve(key, &request.0, &request.1).await;
-                    Did::Reserve(request, outcome)
-                }
+        let watch = self.watch(channel(server.addr).await);
+        let all = async {
+            while let Some(ended) = clients.join_next().await {
+                ended.unwrap();
             }
-        });
-        for did in futures_util::future::join_all(all).await {
-            self.hear(did, &reserved_before, &released_before);
-        }
-        for (server, _) in &self.servers {
-            server.close_circuits().await;
-        }
-    }
-
-    /// Within a round the calls run at once, so only what was heard before it must hold in all.
-    fn hear(
-        &mut self,
-        did: Did,
-        reserved_before: &BTreeSet<Request>,
-        released_before: &BTreeSet<Request>,
-    ) {
-        let heard = &mut self.heard;
-        let failure = match did {
-            Did::Reserve(request, Ok(outcome)) => {
-                match outcome {
-                    ReserveOutcome::Reserved { reservation, .. } => {
-                        assert!(
-                            !released_before.contains(&request),
-                            "{request:?} is back: {reservation:?}"
-                        );
-                        let id = reservation.reservation_id;
-                        let known = heard.reserved.insert(request.clone(), id.clone());
-                        assert!(known.is_none_or(|known| known == id), "{request:?}");
-                    }
-                    ReserveOutcome::Released => {
-                        assert!(heard.release_asked.contains(&request), "{request:?}");
-                    }
-                    ReserveOutcome::SoldOut | ReserveOutcome::Duplicate { .. } => {
-                        let has_won = reserved_before.contains(&request);
-                        assert!(!has_won, "a winner hears {outcome:?}: {request:?}");
-                    }
-                    other => panic!("{other:?}"),
-                }
-                return;
-            }
-            Did::Release(request, Ok(outcome)) => {
-                match outcome {
-                    ReleaseOutcome::Released | ReleaseOutcome::AlreadyReleased => {
-                        assert!(!heard.confirmed.contains(&request), "{request:?}");
-                        heard.released.insert(request);
-                    }
-                    ReleaseOutcome::Confirmed => {}
-                    other => panic!("{request:?}: {other:?}"),
-                }
-                return;
-            }
-            Did::Confirm(request, Ok(outcome)) => {
-                match outcome {
-                    ConfirmOutcome::Confirmed(_) => {
-                        assert!(!released_before.contains(&request), "{request:?}");
-                        heard.confirmed.insert(request);
-                    }
-                    ConfirmOutcome::Released | ConfirmOutcome::NotOrderedYet => {}
-                    other => panic!("{request:?}: {other:?}"),
-                }
-                return;
-            }
-            Did::Worked(Ok(())) => return,
-            Did::Reserve(_, Err(error))
-            | Did::Release(_, Err(error))
-            | Did::Confirm(_, Err(error))
-            | Did::Worked(Err(error)) => error,
         };
-        assert!(
-            matches!(
-                failure,
-                Error::OfferFrozen(_) | Error::EngineUnavailable | Error::DatabaseUnavailable
-            ),
-            "{failure:?}"
-        );
+        let mut sale = pin!(future::join(all, meddle));
+        tokio::select! {
+            _ = &mut sale => {}
+            ended = watch => panic!("the watch ended: {ended:?}"),
+        }
     }
 
-    /// Nothing fails any more: it comes back by itself, and all that was said is true.
-    async fn calm(&self, world: &World) {
-        for (_, gate) in &self.servers {
-            gate.open();
+    async fn buy(self: Arc<Self>, shop: Shop) {
+        loop {
+            let nth = self.next_buyer.fetch_add(1, Ordering::Relaxed);
+            if nth >= self.buyers {
+                return;
+            }
+            self.buy_one(&shop, nth).await;
         }
-        let heard = &self.heard;
-        for (request, id) in &heard.reserved {
-            let outcome = world.reserve_decided(&self.key, &request.0, &request.1).await;
-            match outcome {
-                ReserveOutcome::Reserved { reservation, .. } => {
-                    assert_eq!(&reservation.reservation_id, id);
-                    assert!(!heard.released.contains(request), "{request:?} is back");
-                }
-                ReserveOutcome::Released => {
-                    assert!(heard.release_asked.contains(request), "{request:?} is lost");
-                    assert!(!heard.confirmed.contains(request), "{request:?} is lost");
-                }
-                other => panic!("{request:?}: {other:?}"),
+    }
+
+    async fn buy_one(&self, shop: &Shop, nth: u32) {
+        let buyer = format!("buyer-{nth}");
+        let answer = self.attempt(shop, &buyer, "first").await;
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let Some(won) = win(&answer) else {
+            let refused = [ReserveOutcome::SoldOut, ReserveOutcome::Insufficient];
+            assert!(refused.contains(&answer.outcome()), "{answer:?}");
+            return;
+        };
+        let held = self.held.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(held <= self.total, "{held} units are held");
+        if nth % AGAIN_ONE_OF == 0 {
+            let again = self.attempt(shop, &buyer, "first").await;
+            assert_eq!(win(&again).as_ref(), Some(&won), "{again:?}");
+            assert!(again.replayed);
+        }
+        if nth % AGAIN_ONE_OF == 1 {
+            let second = self.attempt(shop, &buyer, "second").await;
+            assert_eq!(second.outcome(), ReserveOutcome::Duplicate, "{second:?}");
+            let existing = second.existing_reservation.unwrap();
+            assert_eq!(existing.reservation_id, won.reservation_id);
+        }
+        if nth % RELEASES_ONE_OF == 0 {
+            self.held.fetch_sub(1, Ordering::SeqCst);
+            // A release that was not decided may have been done.
+            let released = shop.insist_on_release(&won).await;
+            let done = [ReleaseOutcome::Released, ReleaseOutcome::AlreadyReleased];
+            assert!(done.contains(&released), "{released:?}");
+            let after = self.attempt(shop, &buyer, "first").await;
+            assert_eq!(after.outcome(), ReserveOutcome::Released, "{after:?}");
+        } else {
+            self.wins.lock().unwrap().push(won);
+        }
+    }
+
+    /// Repeats an attempt until it is decided, and counts what was not.
+    async fn attempt(&self, shop: &Shop, buyer: &str, request_id: &str) -> pb::ReserveResponse {
+        match shop.reserve(buyer, request_id).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.undecided.fetch_add(1, Ordering::Relaxed);
+                shop.insist(buyer, request_id).await
             }
         }
-        world.healthy(&self.key).await;
-        let held = world.books(&self.key).await.orders_units;
-        world.assert_balanced(&self.key, held).await;
-        // And what is left can be sold, to the last unit.
-        for n in held..i64::try_from(TOTAL).unwrap() {
-            let outcome = world.reserve_decided(&self.key, &format!("late-{n}"), "r1").await;
-            assert!(matches!(outcome, ReserveOutcome::Reserved { .. }), "{outcome:?}");
+    }
+
+    /// No figure of the watch is impossible, and neither epoch nor revision goes back.
+    async fn watch(&self, channel: Channel) -> Result<(), tonic::Status> {
+        let activity_id = self.key.activity_id.to_string();
+        let request = pb::WatchStockRequest { activity_id, ..Default::default() };
+        let mut stock = SeckillClient::new(channel).watch_stock(request).await?.into_inner();
+        let mut before = (0, 0);
+        while let Some(update) = stock.message().await? {
+            assert!(update.remaining >= 0 && update.reserved >= 0, "{update:?}");
+            assert!(update.remaining + update.reserved <= self.total, "{update:?}");
+            let now = (update.epoch, update.revision);
+            assert!(now >= before, "{now:?} after {before:?}");
+            before = now;
         }
-        let outcome = world.reserve_decided(&self.key, "too-late", "r1").await;
-        assert_eq!(outcome, ReserveOutcome::SoldOut);
-        world.assert_balanced(&self.key, i64::try_from(TOTAL).unwrap()).await;
+        Ok(())
+    }
+
+    /// Waits until so many buyers have their answer.
+    async fn answered(&self, buyers: usize) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.answered.load(Ordering::Relaxed) < buyers {
+            assert!(Instant::now() < deadline, "the sale does not go on");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Sells what came back late, and compares what was told with the books, to the unit.
+    async fn settle(&self, ground: &Ground<'_>, server: Server) {
+        let shop = Shop::new(&self.key, channel(server.addr).await);
+        let mut wins = std::mem::take(&mut *self.wins.lock().unwrap());
+        assert!(wins.len() as i64 <= self.total);
+        for nth in 0.. {
+            match win(&shop.insist(&format!("late-{nth}"), "first").await) {
+                Some(won) => wins.push(won),
+                None => break,
+            }
+        }
+        assert_eq!(wins.len() as i64, self.total, "all was sold in the end");
+        // Whoever won still does.
+        let again = stream::iter(&wins)
+            .map(async |won| (won, shop.insist(&won.buyer, "first").await))
+            .buffer_unordered(CLIENTS);
+        let again: Vec<_> = again.collect().await;
+        for (won, answer) in again {
+            assert_eq!(win(&answer).as_ref(), Some(won), "{answer:?}");
+        }
+        drained(channel(server.addr).await, &self.key).await;
+        let world = World { parts: server.parts.clone(), settings: ground.settings() };
+        assert_told(&world, &self.key, &wins).await;
+        server.stop().await;
     }
 }
 
-async fn storm(ground: &Ground<'_>, world: &World, max_orders: u32) {
-    let key = world.open_sale(&Sale { total: TOTAL, max_orders, ..Sale::default() }).await;
-    let seed = fastrand::u64(..);
-    #[allow(clippy::print_stdout, reason = "shown when the test fails")]
-    {
-        println!("storm with seed {seed}");
+/// The books balance as they are, and every winner has the one order that the answer named.
+async fn assert_told(world: &World, key: &OfferKey, wins: &[Win]) {
+    let books = world.read_books(key).await.unwrap();
+    assert_eq!(books.contradictions(), Vec::<String>::new(), "{books:?}");
+    assert_eq!((books.oversold(), books.missing()), (0, 0), "{books:?}");
+    let orders = world.live_orders(key).await;
+    assert_eq!(orders.len(), wins.len());
+    for won in wins {
+        assert_eq!(orders.get(&won.reservation_id), Some(&won.order_no), "{won:?}");
     }
-    let servers = [world.beside().await, world.beside().await];
-    let rng = fastrand::Rng::with_seed(seed);
-    let mut storm = Storm { key, servers, rng, heard: Heard::default() };
-    for _ in 0..ROUNDS {
-        storm.fault(ground, world).await;
-        storm.round().await;
-    }
-    storm.calm(world).await;
 }
 
 on_every_ground! {
-    async fn a_storm_of_faults_ends_balanced_and_every_answer_stays_true(ground: &Ground<'_>) {
-        let world = ground.world().await;
-        storm(ground, &world, 1).await;
+    async fn a_crowd_of_buyers_gets_a_thousand_units(ground: &Ground<'_>) {
+        const UNITS: u64 = 1_000;
+        let (server, key) = serve(ground, UNITS).await;
+        let storm = Storm::new(&key, UNITS, CROWD);
+        storm.rage(&server, future::ready(())).await;
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0);
+        storm.settle(ground, server).await;
     }
 
-    async fn a_storm_over_buyers_with_two_orders_ends_balanced_too(ground: &Ground<'_>) {
-        let world = ground.world().await;
-        storm(ground, &world, 2).await;
+}
+
+on_every_redis! {
+    async fn scripts_that_were_flushed_are_loaded_again_unseen(ground: &Ground<'_>, redis: &RedisServer) {
+        let (server, key) = serve(ground, 200).await;
+        let storm = Storm::new(&key, 200, 600);
+        let flush = async {
+            for buyers in [50, 100, 150, 300] {
+                storm.answered(buyers).await;
+                redis.command::<String>(&["SCRIPT", "FLUSH"]).await;
+            }
+        };
+        storm.rage(&server, flush).await;
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0);
+        assert_eq!(server.parts.recovery.rebuilds(), 0);
+        storm.settle(ground, server).await;
+    }
+
+    async fn a_flushed_engine_is_rebuilt_in_the_middle_of_the_sale(ground: &Ground<'_>, redis: &RedisServer) {
+        let (server, key) = serve(ground, 400).await;
+        let storm = Storm::new(&key, 400, 1_200);
+        let flush = async {
+            for buyers in [100, 300] {
+                storm.answered(buyers).await;
+                redis.command::<String>(&["FLUSHALL"]).await;
+            }
+        };
+        storm.rage(&server, flush).await;
+        assert!(server.parts.recovery.rebuilds() >= 1);
+        storm.settle(ground, server).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Servers, offers and waiting, for every test.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use seckill::{
     domain::{ActivityId, OfferKey, SkuId},
@@ -8,25 +8,25 @@ use seckill::{
 };
 use tokio::time::Instant;
 
+pub(crate) mod calls;
 pub(crate) mod databases;
+pub(crate) mod process;
+pub(crate) mod proxy;
 pub(crate) mod redis_server;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
 pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    check: impl FnMut() -> F,
-) -> T {
+pub(crate) async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Option<T>) -> T {
     within(Duration::from_secs(10), what, check).await
 }
 
 /// Polls until the check gives something; panics when that takes longer.
-pub(crate) async fn within<T, F: Future<Output = Option<T>>>(
+pub(crate) async fn within<T>(
     limit: Duration,
     what: &str,
-    mut check: impl FnMut() -> F,
+    mut check: impl AsyncFnMut() -> Option<T>,
 ) -> T {
     let deadline = Instant::now() + limit;
     loop {

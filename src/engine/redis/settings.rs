@@ -179,7 +179,7 @@ impl fmt::Debug for Address {
 /// Why the engine could not be opened; one line that says what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    #[error("the Redis URL is not usable: {0}")]
+    #[error("engine.url is not usable: {0}")]
     InvalidUrl(String),
     #[error("no usable Redis at {address}: {cause}")]
     Unreachable { address: String, cause: String },

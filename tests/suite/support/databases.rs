@@ -74,6 +74,14 @@ impl Fresh {
         self.settings.clone()
     }
 
+    /// The name of a database on a server, and who may do anything to it.
+    pub(crate) fn on_its_server(&self) -> (&str, &str) {
+        match &self.home {
+            Home::Server { admin_url, name } => (name, admin_url),
+            Home::Folder(_) => panic!("a file is on no server"),
+        }
+    }
+
     /// The same database as another server process has it.
     pub(crate) async fn again(&self) -> Database {
         Database::open(&self.settings).await.unwrap()
@@ -90,7 +98,8 @@ impl Fresh {
     }
 }
 
-async fn admin(url: &str) -> DatabaseConnection {
+/// A connection that may do anything.
+pub(crate) async fn admin(url: &str) -> DatabaseConnection {
     let mut options = sea_orm::ConnectOptions::new(url);
     options.max_connections(1).sqlx_logging(false);
     sea_orm::Database::connect(options).await.unwrap()

@@ -1,8 +1,9 @@
 //! A server's parts over a chosen engine and database, with a sale on them, step by step: no
 //! worker runs unless a test asks for it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use seckill::{
     books::{self, OfferBooks},
     config::{SecretUrl, Settings},
@@ -12,6 +13,7 @@ use seckill::{
         ReserveRequest, SkuId, TimeMs,
     },
     engine::batcher::Caller,
+    entity::orders,
     error::Error,
     offer::Offer,
     outbox::sweeper::sweep,
@@ -211,6 +213,17 @@ impl World {
         Ok(books.into_iter().find(|books| books.sku_id == key.sku_id.as_str()).unwrap())
     }
 
+    /// The live orders of an offer: `order_no` by `reservation_id`.
+    pub(crate) async fn live_orders(&self, key: &OfferKey) -> BTreeMap<String, String> {
+        let orders = orders::Entity::find()
+            .filter(orders::Column::ActivityId.eq(key.activity_id.as_str()))
+            .filter(orders::Column::SkuId.eq(key.sku_id.as_str()))
+            .filter(orders::Column::State.ne(orders::OrderState::Cancelled))
+            .all(self.parts.database.reader());
+        let orders = orders.await.unwrap();
+        orders.into_iter().map(|order| (order.reservation_id, order.order_no)).collect()
+    }
+
     /// The oracle: at rest everything agrees to the unit, and this many units are held.
     pub(crate) async fn assert_balanced(&self, key: &OfferKey, held: i64) {
         let books = self.books(key).await;
@@ -279,29 +292,65 @@ macro_rules! on_every_ground {
         mod $name {
             #[allow(unused_imports, reason = "not every test needs all of it")]
             use super::*;
-            use $crate::support::{databases::{self, Fresh}, world::Ground};
+            use $crate::support::world::{Ground, on_embedded, on_redis};
 
             async fn test($ground: &Ground<'_>) $body
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn embedded_sqlite() {
-                let on = async |fresh: &Fresh| test(&Ground::embedded(fresh)).await;
-                databases::run(Fresh::sqlite().await, on).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis_postgres() {
-                let on = async |fresh: &Fresh| test(&Ground::redis(fresh).await).await;
-                databases::run(Fresh::postgres().await, on).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis_mysql() {
-                let on = async |fresh: &Fresh| test(&Ground::redis(fresh).await).await;
-                databases::run(Fresh::mysql().await, on).await;
-            }
+            on_embedded!(test);
+            on_redis!(test);
         }
     )*};
 }
 
-pub(crate) use on_every_ground;
+/// Like [`on_every_ground`], for what only happens to a Redis.
+macro_rules! on_every_redis {
+    ($($(#[$attribute:meta])* async fn $name:ident(
+        $ground:ident: &Ground<'_>, $redis:ident: &RedisServer
+    ) $body:block)*) => {$(
+        $(#[$attribute])*
+        mod $name {
+            #[allow(unused_imports, reason = "not every test needs all of it")]
+            use super::*;
+            use $crate::support::{redis_server::RedisServer, world::{Ground, on_redis}};
+
+            async fn test($ground: &Ground<'_>) {
+                body($ground, $ground.redis.as_ref().expect("this ground has a Redis")).await;
+            }
+
+            async fn body($ground: &Ground<'_>, $redis: &RedisServer) $body
+
+            on_redis!(test);
+        }
+    )*};
+}
+
+macro_rules! on_embedded {
+    ($test:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn embedded_sqlite() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::embedded(fresh)).await;
+            databases::run(Fresh::sqlite().await, on).await;
+        }
+    };
+}
+
+macro_rules! on_redis {
+    ($test:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn redis_postgres() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::redis(fresh).await).await;
+            databases::run(Fresh::postgres().await, on).await;
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn redis_mysql() {
+            use $crate::support::databases::{self, Fresh};
+            let on = async |fresh: &Fresh| $test(&Ground::redis(fresh).await).await;
+            databases::run(Fresh::mysql().await, on).await;
+        }
+    };
+}
+
+pub(crate) use {on_embedded, on_every_ground, on_every_redis, on_redis};

@@ -1,0 +1,75 @@
+//! `seckill demo` against real servers: a whole sale, and books that agree.
+
+use std::process::Output;
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::support::world::on_every_ground;
+
+async fn demo(variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
+    command
+        .args(["demo", "--output", "json"])
+        .args(args)
+        .current_dir(folder.path())
+        .env_clear()
+        .envs(variables.iter().copied())
+        .kill_on_drop(true);
+    let output = command.output().await.unwrap();
+    let left: Vec<_> = folder.path().read_dir().unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    output
+}
+
+/// All was sold, and every book says the same.
+fn assert_sound(output: &Output) -> Value {
+    let text = format!("{output:?}");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (figure, expected) in [
+        ("units", 1_000),
+        ("buyers", 5_000),
+        ("wins", 1_000),
+        ("orders", 1_000),
+        ("remaining", 0),
+        ("oversold", 0),
+        ("lost", 0),
+        ("duplicates", 0),
+        ("repeats", 0),
+    ] {
+        assert_eq!(report[figure], expected, "{figure} in {text}");
+    }
+    assert_eq!(report["broken"], Value::Array(Vec::new()), "{text}");
+    assert_eq!(report["outcomes"]["RESERVED"], 1_000, "{text}");
+    assert_eq!(report["outcomes"]["SOLD_OUT"], 4_000, "{text}");
+    report
+}
+
+#[tokio::test]
+async fn the_demo_needs_nothing_and_leaves_nothing() {
+    assert_sound(&demo(&[], &[]).await);
+}
+
+on_every_ground! {
+    async fn the_demo_sells_on_the_stores_of_the_settings(ground: &Ground<'_>) {
+        let settings = ground.settings();
+        let engine = settings.engine.url.expose();
+        let database = settings.database.url.expose();
+        let report = match &ground.redis {
+            // One of the two by flag, one by environment.
+            Some(_) => {
+                let variables = [("SECKILL__DATABASE__URL", database)];
+                assert_sound(&demo(&variables, &["--engine-url", engine]).await)
+            }
+            None => assert_sound(&demo(&[], &["--database-url", database]).await),
+        };
+        // What it sold is there, and not in memory.
+        let world = ground.world().await;
+        let sold = world.parts.catalog.all();
+        assert_eq!(sold.len(), 1);
+        assert_eq!(report["activity_id"], sold[0].id.as_str());
+        world.close().await;
+    }
+}

@@ -1,0 +1,204 @@
+//! Starts that fail: one clear line, the right exit code, and nothing left behind.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    process::Output,
+    time::Duration,
+};
+
+use seckill::config::Settings;
+use tokio::{process::Command, time::timeout};
+
+use crate::support::{
+    databases::{Fresh, on_every_database},
+    process::Serve,
+    redis_server::RedisServer,
+};
+
+const USAGE: i32 = 64;
+const UNAVAILABLE: i32 = 69;
+
+/// Runs the binary to its end, with nothing but these variables in its environment.
+async fn seckill(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
+    command
+        .args(args)
+        .current_dir(folder.path())
+        .env_clear()
+        .env("SECKILL__GRPC__ADDR", "127.0.0.1:0")
+        .env("SECKILL__DATABASE__CONNECT_TIMEOUT_MS", "300")
+        .envs(variables.iter().copied())
+        .kill_on_drop(true);
+    timeout(Duration::from_secs(15), command.output()).await.expect("it ends").unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The server does not start, and says so in the last line; that line holds all of `words`.
+async fn refuses(variables: &[(&str, &str)], code: i32, words: &[&str]) -> String {
+    let output = seckill(&["serve"], variables).await;
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let errors = text.lines().filter(|line| line.starts_with("error: ")).count();
+    let last = text.lines().last().unwrap_or_default();
+    assert_eq!((errors, last.starts_with("error: ")), (1, true), "{text}");
+    for word in words {
+        assert!(last.contains(word), "{word:?} is not in {last:?}");
+    }
+    text
+}
+
+/// An address where nothing listens.
+fn free_addr() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn sqlite_in(folder: &tempfile::TempDir) -> String {
+    format!("sqlite://{}", folder.path().join("seckill.db").display())
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_told_and_the_next_start_need_not_wait() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite_in(&folder);
+    let variables = [("SECKILL__GRPC__ADDR", addr.as_str()), ("SECKILL__DATABASE__URL", &url)];
+    refuses(&variables, UNAVAILABLE, &[&addr, "can't be listened on", "grpc.addr"]).await;
+
+    let settings = Settings::default();
+    let mut process = Serve::over(&settings).with("DATABASE__URL", &url).start().await;
+    let log = process.log();
+    assert!(!log.contains("waiting for another server"), "the lease was left behind: {log}");
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_there_is_told() {
+    let addr = free_addr();
+    let url = format!("redis://:s3cret@{addr}");
+    let variables = [("SECKILL__ENGINE__URL", url.as_str())];
+    let variables = [&variables[..], &[("SECKILL__DATABASE__URL", "sqlite::memory:")]].concat();
+    let text = refuses(&variables, UNAVAILABLE, &[&addr.to_string()]).await;
+    assert!(!text.contains("s3cret"), "{text}");
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there_is_told() {
+    let addr = free_addr();
+    for scheme in ["postgres", "mysql"] {
+        let url = format!("{scheme}://shop:s3cret@{addr}/seckill");
+        let variables = [("SECKILL__DATABASE__URL", url.as_str())];
+        let words = [&addr.to_string(), "nothing listens there", "database.url"];
+        let text = refuses(&variables, UNAVAILABLE, &words).await;
+        assert!(!text.contains("s3cret"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_url_names_its_setting_and_hides_its_password() {
+    for (variable, url) in [
+        ("SECKILL__DATABASE__URL", "oracle://shop:s3cret@db/seckill"),
+        ("SECKILL__DATABASE__URL", "shop:s3cret@db"),
+        ("SECKILL__DATABASE__URL", "postgres://shop:s3cret@db"),
+        ("SECKILL__DATABASE__URL", "postgres://shop:s3cret@db:port/seckill"),
+        ("SECKILL__DATABASE__URL", "mysql://shop:x/s3cret@db/seckill"),
+        ("SECKILL__DATABASE__URL", ""),
+        ("SECKILL__ENGINE__URL", "http://:s3cret@cache:6379"),
+        ("SECKILL__ENGINE__URL", "redis://:s3cret@cache:port"),
+        ("SECKILL__ENGINE__URL", "redis://:s3cret@cache:6379/first"),
+        ("SECKILL__ENGINE__URL", "garbage"),
+    ] {
+        let key = variable.trim_start_matches("SECKILL__").to_ascii_lowercase().replace("__", ".");
+        let memory = ("SECKILL__DATABASE__URL", "sqlite::memory:");
+        let text = refuses(&[memory, (variable, url)], USAGE, &[&key]).await;
+        assert!(!text.contains("s3cret"), "{text}");
+        let output = seckill(&["serve", "--output", "json"], &[memory, (variable, url)]).await;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(!printed.contains("s3cret") && !stderr(&output).contains("s3cret"), "{printed}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_that_can_not_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a-file");
+    std::fs::write(&file, "not a folder").unwrap();
+    let under_a_file = file.join("seckill.db").display().to_string();
+    for path in [under_a_file.as_str(), "/proc/seckill/seckill.db"] {
+        let url = format!("sqlite://{path}");
+        refuses(&[("SECKILL__DATABASE__URL", &url)], USAGE, &[path]).await;
+    }
+    let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap()).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "not a folder");
+}
+
+#[tokio::test]
+async fn an_unknown_setting_is_named() {
+    let variables = [("SECKILL__ENGINE__URI", "redis://localhost")];
+    refuses(&variables, USAGE, &["engine.uri", "did you mean engine.url?"]).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_may_evict_stock_is_refused() {
+    let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let redis = RedisServer::start_with(&options).await;
+    let url = redis.url();
+    let variables =
+        [("SECKILL__ENGINE__URL", url.as_str()), ("SECKILL__DATABASE__URL", "sqlite::memory:")];
+    refuses(&variables, USAGE, &["allkeys-lru", "noeviction"]).await;
+    assert!(redis.dump().await.is_empty());
+}
+
+/// Runs `seckill migrate` on a database; the exit code, and for each step whether it is applied.
+async fn migrate(db: &Fresh, args: &[&str]) -> (Option<i32>, Vec<bool>) {
+    let url = db.settings().url;
+    let args = [&["migrate", "--output", "json", "--database-url", &url], args].concat();
+    let output = seckill(&args, &[]).await;
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let steps = answer["steps"].as_array().unwrap_or_else(|| panic!("{output:?}"));
+    let applied = steps.iter().map(|step| step["applied"].as_bool().unwrap()).collect();
+    (output.status.code(), applied)
+}
+
+on_every_database! {
+    async fn the_schema_goes_down_and_up_by_hand(db: &Fresh) {
+        let (code, all) = migrate(db, &["status"]).await;
+        assert_eq!(code, Some(0));
+        assert!(!all.is_empty() && all.iter().all(|applied| *applied), "{all:?}");
+
+        let none = vec![false; all.len()];
+        let (code, left) = migrate(db, &["down", "--steps", &all.len().to_string()]).await;
+        assert_eq!((code, &left), (Some(0), &none));
+        assert_eq!(migrate(db, &["status"]).await, (Some(1), none));
+
+        let url = db.settings().url;
+        if !url.starts_with("sqlite") {
+            let variables = [("SECKILL__DATABASE__URL", url.as_str())];
+            refuses(&variables, USAGE, &["seckill migrate up"]).await;
+            assert_eq!(migrate(db, &["status"]).await.0, Some(1), "the server changed the schema");
+        }
+
+        let mut first = all.clone();
+        first.fill(false);
+        first[0] = true;
+        assert_eq!(migrate(db, &["up", "--steps", "1"]).await, (Some(0), first));
+        assert_eq!(migrate(db, &["up"]).await, (Some(0), all.clone()));
+        assert_eq!(migrate(db, &["up"]).await, (Some(0), all));
+    }
+
+    async fn two_migrations_at_once_both_succeed(db: &Fresh) {
+        let (_, all) = migrate(db, &["status"]).await;
+        let steps = all.len().to_string();
+        assert_eq!(migrate(db, &["down", "--steps", &steps]).await.0, Some(0));
+        let (one, other) = tokio::join!(migrate(db, &["up"]), migrate(db, &["up"]));
+        assert_eq!(one, (Some(0), all.clone()));
+        assert_eq!(other, (Some(0), all.clone()));
+        assert_eq!(migrate(db, &["status"]).await, (Some(0), all));
+    }
+}

@@ -1,0 +1,170 @@
+//! `seckill serve` as a process of its own, to be killed, stopped and started again.
+
+use std::{
+    fs::File,
+    net::SocketAddr,
+    os::unix::process::ExitStatusExt as _,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use seckill::{
+    api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient},
+    config::Settings,
+};
+use tempfile::TempDir;
+use tonic::transport::{Channel, Endpoint};
+
+use super::{eventually, within};
+
+/// What a server is started with.
+#[derive(Debug, Clone)]
+pub(crate) struct Serve {
+    variables: Vec<(String, String)>,
+}
+
+/// A running server; killed when it goes out of scope.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) addr: SocketAddr,
+    child: Child,
+    /// Its working directory, which also holds what it printed.
+    folder: TempDir,
+}
+
+impl Serve {
+    /// On a free port over the stores of these settings, and quick to settle what is left behind.
+    pub(crate) fn over(settings: &Settings) -> Self {
+        Self { variables: Vec::new() }
+            .with("GRPC__ADDR", "127.0.0.1:0")
+            .with("ENGINE__URL", settings.engine.url.expose())
+            .with("ENGINE__RESPONSE_TIMEOUT_MS", "500")
+            .with("DATABASE__URL", settings.database.url.expose())
+            .with("DATABASE__MAX_CONNECTIONS", "5")
+            .with("SWEEPER__GRACE_MS", "500")
+            .with("SWEEPER__INTERVAL_MS", "100")
+            .with("OUTBOX__POLL_INTERVAL_MS", "50")
+    }
+
+    /// With one more setting, as in `SWEEPER__GRACE_MS`.
+    pub(crate) fn with(self, setting: &str, value: impl ToString) -> Self {
+        self.with_variable(&format!("SECKILL__{setting}"), value)
+    }
+
+    /// Dies the n-th time that it reaches this place; see `src/failpoints.rs`.
+    pub(crate) fn dying(self, failpoint: &str, nth: u32) -> Self {
+        self.with_variable("SECKILL_FAILPOINTS", format!("{failpoint}={nth}"))
+    }
+
+    fn with_variable(mut self, name: &str, value: impl ToString) -> Self {
+        self.variables.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Starts the process and waits until it serves.
+    pub(crate) async fn start(&self) -> Process {
+        let folder = tempfile::tempdir().unwrap();
+        let printed = |name: &str| File::create(folder.path().join(name)).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_seckill"))
+            .arg("serve")
+            .current_dir(folder.path())
+            .env_clear()
+            .envs(self.variables.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(printed("stdout"))
+            .stderr(printed("stderr"))
+            .spawn()
+            .unwrap();
+        let mut process = Process { addr: ([127, 0, 0, 1], 0).into(), child, folder };
+        let limit = Duration::from_secs(20);
+        let line = within(limit, "the server serves", async || {
+            if let Some(status) = process.child.try_wait().unwrap() {
+                panic!("it did not start: {status}\n{}", process.log());
+            }
+            let printed = process.printed("stdout");
+            printed.contains('\n').then_some(printed)
+        });
+        process.addr = line.await.trim().parse().unwrap();
+        process
+    }
+}
+
+impl Process {
+    /// What it has written to its log so far.
+    pub(crate) fn log(&self) -> String {
+        self.printed("stderr")
+    }
+
+    fn printed(&self, name: &str) -> String {
+        let path: PathBuf = self.folder.path().join(name);
+        String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned()
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn channel(&self) -> Channel {
+        channel(self.addr).await
+    }
+
+    pub(crate) async fn seckill(&self) -> SeckillClient<Channel> {
+        SeckillClient::new(self.channel().await)
+    }
+
+    pub(crate) async fn admin(&self) -> SeckillAdminClient<Channel> {
+        SeckillAdminClient::new(self.channel().await)
+    }
+
+    /// Asks it to stop, in good order the first time.
+    pub(crate) fn terminate(&self) {
+        // It has not been waited for, so the id is still its own.
+        let kill = format!("kill -TERM {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// Ends it on the spot.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&mut self, limit: Duration) -> ExitStatus {
+        within(limit, "the server ends", async || self.child.try_wait().unwrap()).await
+    }
+
+    /// Waits until a failpoint has killed it.
+    pub(crate) async fn crashed(&mut self) {
+        let status = self.ended(Duration::from_secs(20)).await;
+        const SIGABRT: i32 = 6;
+        assert_eq!(status.signal(), Some(SIGABRT), "{status}\n{}", self.log());
+    }
+
+    /// Stops it in good order.
+    pub(crate) async fn stop(&mut self) {
+        self.terminate();
+        let status = self.ended(Duration::from_secs(20)).await;
+        assert!(status.success(), "{status}\n{}", self.log());
+    }
+
+    /// Waits until the log says this.
+    pub(crate) async fn logged(&self, text: &str) {
+        eventually(text, async || self.log().contains(text).then_some(())).await;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+        if std::thread::panicking() {
+            eprintln!("the log of the server at {}:\n{}", self.addr, self.log());
+        }
+    }
+}
+
+/// A connection of its own to a server, whatever it runs in.
+pub(crate) async fn channel(addr: SocketAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+    endpoint.connect().await.unwrap()
+}
