@@ -24,8 +24,8 @@ local meta = redis.call('HMGET', META, 'epoch', 'server', 'total', 'frozen')
 local stock = redis.call('GET', STOCK)
 if meta[1] or stock then
   for _, pair in ipairs({
-    {'epoch', meta[1], epoch}, {'total', meta[3], total}, {'server', meta[2], server},
-    {'frozen', meta[4] or '', ''}, {'stock', stock, units},
+    {'total', meta[3], total}, {'frozen', meta[4] or '', ''}, {'epoch', meta[1], epoch},
+    {'server', meta[2], server}, {'stock', stock, units},
   }) do
     if pair[2] ~= pair[3] then
       return {'mismatch', pair[1], pair[2] or 'missing', pair[3]}

@@ -346,6 +346,30 @@ on_every_ground! {
         server.assert_balanced(&key, 1).await;
     }
 
+    async fn a_warm_up_gets_past_a_rebuild_that_was_left_half_done(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let (server, gate) = world.beside().await;
+        let activities = &server.parts.activities;
+        activities.create(spec_of(&units(10)), "test").await.unwrap();
+        let key = key_of("sale");
+        activities.approve(&key.activity_id, "test", "").await.unwrap();
+        // The keys are there and of no use, as after a restart in the middle of a warm-up. Their
+        // rebuild begins in the engine, and SQL rolls its epoch back.
+        let offer = server.offer(&key).await;
+        offer.segment.scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
+        offer.segment.scripts.freeze(1, "test").await.unwrap();
+        gate.lose_reply("rebuild_begin");
+        let outcome = activities.warm_up(&key.activity_id, "test").await;
+        assert!(matches!(outcome, Err(Error::EngineUnavailable)), "{outcome:?}");
+        assert_eq!(server.sql_epoch(&key).await, 1);
+        server.close_circuits().await;
+
+        let report = activities.warm_up(&key.activity_id, "test").await.unwrap();
+        assert_eq!(report.stocks[0].remaining, 10);
+        server.win(&key, "u1", "r1").await;
+        server.assert_balanced(&key, 1).await;
+    }
+
     async fn two_warm_ups_at_once_are_one(ground: &Ground<'_>) {
         let world = ground.world().await;
         let activities = &world.parts.activities;
