@@ -62,7 +62,11 @@ async fn goes_on(ground: &Ground<'_>, key: &OfferKey, told: &BTreeMap<usize, Tol
     let serve = Serve::over(&ground.settings());
     let mut process = serve.start().await;
     let shop = Shop::new(key, process.channel().await);
-    ask_again(&shop, told).await;
+    // Half of them ask before the sweeper and the poller have been there, half of them after.
+    let (early, late) = told.iter().partition(|(nth, _)| *nth % 4 < 2);
+    ask_again(&shop, early).await;
+    drained(process.channel().await, key).await;
+    ask_again(&shop, late).await;
     // Units that were given back find somebody now.
     let wins = first_answers(&shop).await;
     assert_eq!(wins.len() as u64, UNITS, "{wins:?}");
@@ -94,12 +98,11 @@ async fn sell(process: &Process, key: &OfferKey, releasing: bool) -> BTreeMap<us
         .await
 }
 
-/// Everybody repeats what they did: the answers are the same.
-async fn ask_again(shop: &Shop, told: &BTreeMap<usize, Told>) {
-    let mut sorted: Vec<_> = told.iter().collect();
+/// These buyers repeat what they did: the answers are the same.
+async fn ask_again(shop: &Shop, mut told: Vec<(&usize, &Told)>) {
     // Those who were promised something come last, when all the rest is sold.
-    sorted.sort_by_key(|(_, told)| told.win.is_some());
-    for (&nth, told) in sorted {
+    told.sort_by_key(|(_, told)| told.win.is_some());
+    for (&nth, told) in told {
         let Some(first) = &told.win else {
             shop.insist(&buyer(nth), "first").await;
             continue;
