@@ -8,6 +8,7 @@ use tokio::{process::Command, time::timeout};
 use crate::support::process::Serve;
 
 /// The Python that has what scripts/requirements.txt names.
+#[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the server")]
 fn python() -> String {
     std::env::var("SECKILL_TEST_PYTHON").unwrap_or_else(|_| {
         panic!(

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, collections::BTreeMap, pin::pin, time::Duration};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future, stream};
 use seckill::{
     api::pb::{self, ReleaseOutcome, ReserveOutcome},
     domain::OfferKey,
@@ -52,25 +52,31 @@ async fn survives(ground: &Ground<'_>, failpoint: &str, nth: u32) {
     let key = open_sale(ground, &SALE).await;
     let serve = Serve::over(&ground.settings());
     let mut dying = serve.clone().dying(failpoint, nth).start().await;
-    let told = sell_until_it_dies(&dying, &key, failpoint.contains("release")).await;
+    let told = sell(&dying, &key, failpoint.contains("release")).await;
     dying.crashed().await;
+    goes_on(ground, &key, &told).await;
+}
 
+/// Starts another server, and lets everybody ask again.
+async fn goes_on(ground: &Ground<'_>, key: &OfferKey, told: &BTreeMap<usize, Told>) {
+    let serve = Serve::over(&ground.settings());
     let mut process = serve.start().await;
-    let shop = Shop::new(&key, process.channel().await);
-    ask_again(&shop, &told).await;
+    let shop = Shop::new(key, process.channel().await);
+    // Half of them ask before the sweeper and the poller have been there, half of them after.
+    let (early, late) = told.iter().partition(|(nth, _)| *nth % 4 < 2);
+    ask_again(&shop, early).await;
+    drained(process.channel().await, key).await;
+    ask_again(&shop, late).await;
     // Units that were given back find somebody now.
     let wins = first_answers(&shop).await;
     assert_eq!(wins.len() as u64, UNITS, "{wins:?}");
-    drained(process.channel().await, &key).await;
+    drained(process.channel().await, key).await;
     process.stop().await;
-    assert_books(ground, &key, &wins).await;
+    assert_books(ground, key, &wins).await;
 }
 
-async fn sell_until_it_dies(
-    process: &Process,
-    key: &OfferKey,
-    releasing: bool,
-) -> BTreeMap<usize, Told> {
+/// Everybody tries once, and every other winner gives the unit back if `releasing`.
+async fn sell(process: &Process, key: &OfferKey, releasing: bool) -> BTreeMap<usize, Told> {
     let shop = Shop::new(key, process.channel().await);
     stream::iter(0..BUYERS)
         .map(|nth| {
@@ -92,12 +98,11 @@ async fn sell_until_it_dies(
         .await
 }
 
-/// Everybody repeats what they did: the answers are the same.
-async fn ask_again(shop: &Shop, told: &BTreeMap<usize, Told>) {
-    let mut sorted: Vec<_> = told.iter().collect();
+/// These buyers repeat what they did: the answers are the same.
+async fn ask_again(shop: &Shop, mut told: Vec<(&usize, &Told)>) {
     // Those who were promised something come last, when all the rest is sold.
-    sorted.sort_by_key(|(_, told)| told.win.is_some());
-    for (&nth, told) in sorted {
+    told.sort_by_key(|(_, told)| told.win.is_some());
+    for (&nth, told) in told {
         let Some(first) = &told.win else {
             shop.insist(&buyer(nth), "first").await;
             continue;
@@ -150,6 +155,29 @@ on_every_ground! {
 
     async fn a_crash_after_the_release_script_gives_back_once(ground: &Ground<'_>) {
         survives(ground, "after_release_script", 3).await;
+    }
+
+    async fn a_kill_from_outside_loses_nothing(ground: &Ground<'_>) {
+        let key = open_sale(ground, &SALE).await;
+        let mut killed = Serve::over(&ground.settings()).start().await;
+        let shop = Shop::new(&key, killed.channel().await);
+        let mut told = BTreeMap::new();
+        let (promised, mut wait) = tokio::sync::watch::channel(0);
+        let buyers = stream::iter(0..BUYERS)
+            .map(async |nth| (nth, shop.reserve(&buyer(nth), "first").await))
+            .buffer_unordered(AT_ONCE)
+            .for_each(|(nth, answer)| {
+                let win = answer.ok().as_ref().and_then(win);
+                promised.send_modify(|promised| *promised += usize::from(win.is_some()));
+                told.insert(nth, Told { win, ..Told::default() });
+                future::ready(())
+            });
+        let kill = async {
+            wait.wait_for(|promised| *promised >= 3).await.unwrap();
+            killed.kill();
+        };
+        future::join(buyers, kill).await;
+        goes_on(ground, &key, &told).await;
     }
 
     async fn a_stop_under_load_answers_every_call_that_it_accepted(ground: &Ground<'_>) {

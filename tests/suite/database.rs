@@ -15,6 +15,7 @@ use seckill::{
     domain::TimeMs,
     entity::{activities, adjustments, audit, offers, orders, outbox},
 };
+use tokio::sync::Notify;
 
 use crate::support::databases::{Fresh, on_every_database};
 
@@ -346,18 +347,23 @@ on_every_database! {
     async fn after_a_conflict_the_rivals_row_is_seen(db: &Fresh) {
         let other = db.again().await;
         // A snapshot taken before the rival commits must not hide its row.
+        let (rival_inserted, snapshot_taken) = (Notify::new(), Notify::new());
         let rival = async {
             write(&other, async |tx| {
                 let inserted = insert_ignore(tx, vec![reservation("1")]).await;
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                rival_inserted.notify_one();
+                // On SQLite the other can't even begin before this one has committed.
+                let limit = Duration::from_millis(200);
+                tokio::time::timeout(limit, snapshot_taken.notified()).await.ok();
                 inserted
             })
             .await
         };
         let late = async {
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            rival_inserted.notified().await;
             write(db, async |tx| {
                 outbox::Entity::find().all(tx).await?;
+                snapshot_taken.notify_one();
                 let mut mine = reservation("1");
                 mine.batch = Set("mine".to_owned());
                 insert_ignore(tx, vec![mine]).await?;

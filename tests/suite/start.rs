@@ -139,6 +139,17 @@ async fn a_folder_that_can_not_be_written_is_named() {
 }
 
 #[tokio::test]
+async fn a_second_embedded_engine_on_one_database_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite_in(&folder);
+    let serve = Serve::over(&Settings::default()).with("DATABASE__URL", &url);
+    let mut process = serve.start().await;
+    let words = ["runs the embedded engine over this database", "engine.url"];
+    refuses(&[("SECKILL__DATABASE__URL", &url)], UNAVAILABLE, &words).await;
+    process.stop().await;
+}
+
+#[tokio::test]
 async fn an_unknown_setting_is_named() {
     let variables = [("SECKILL__ENGINE__URI", "redis://localhost")];
     refuses(&variables, USAGE, &["engine.uri", "did you mean engine.url?"]).await;

@@ -119,7 +119,7 @@ impl Storm {
         };
         let held = self.held.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(held <= self.total, "{held} units are held");
-        if nth % AGAIN_ONE_OF == 0 {
+        if nth.is_multiple_of(AGAIN_ONE_OF) {
             let again = self.attempt(shop, &buyer, "first").await;
             assert_eq!(win(&again).as_ref(), Some(&won), "{again:?}");
             assert!(again.replayed);
@@ -130,7 +130,7 @@ impl Storm {
             let existing = second.existing_reservation.unwrap();
             assert_eq!(existing.reservation_id, won.reservation_id);
         }
-        if nth % RELEASES_ONE_OF == 0 {
+        if nth.is_multiple_of(RELEASES_ONE_OF) {
             self.held.fetch_sub(1, Ordering::SeqCst);
             // A release that was not decided may have been done.
             let released = shop.insist_on_release(&won).await;

@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use seckill::{
-    api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient},
-    config::Settings,
-};
+use seckill::{api::pb::seckill_client::SeckillClient, config::Settings};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
@@ -110,10 +107,6 @@ impl Process {
         SeckillClient::new(self.channel().await)
     }
 
-    pub(crate) async fn admin(&self) -> SeckillAdminClient<Channel> {
-        SeckillAdminClient::new(self.channel().await)
-    }
-
     /// Asks it to stop, in good order the first time.
     pub(crate) fn terminate(&self) {
         // It has not been waited for, so the id is still its own.
@@ -158,7 +151,10 @@ impl Drop for Process {
         self.child.kill().ok();
         self.child.wait().ok();
         if std::thread::panicking() {
-            eprintln!("the log of the server at {}:\n{}", self.addr, self.log());
+            #[expect(clippy::print_stderr, reason = "it helps to see why the test failed")]
+            {
+                eprintln!("the log of the server at {}:\n{}", self.addr, self.log());
+            }
         }
     }
 }
