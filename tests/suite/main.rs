@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::disallowed_methods,
+    clippy::print_stderr,
     clippy::unwrap_used,
     clippy::wildcard_enum_match_arm,
     reason = "a test may fail by panicking, on whatever it did not expect"
