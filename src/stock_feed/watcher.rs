@@ -1,0 +1,175 @@
+//! One stream of stock: the newest value wins, and a slow reader costs no memory.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::{Board, Figures, Interest};
+use crate::{
+    domain::{ActivityId, ActivityState, SkuId, StockUpdate},
+    engine::scripts::Stamp,
+};
+
+/// One stream: what it has sent, and what it has to send from the newest board.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    activity_id: ActivityId,
+    boards: watch::Receiver<Arc<Board>>,
+    sku_ids: Vec<SkuId>,
+    /// Offers whose newest value was not sent when the board was last looked through.
+    pending: VecDeque<SkuId>,
+    sent: HashMap<SkuId, Sent>,
+    min_interval: Duration,
+    heartbeat: Duration,
+    last_message: Instant,
+    heartbeat_turn: usize,
+    /// The last state was sent; nothing follows.
+    over: bool,
+    _interest: Interest,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    stamp: Stamp,
+    state: ActivityState,
+    at: Instant,
+}
+
+impl Watcher {
+    /// A stream over the offers of this interest that has sent nothing yet.
+    pub(super) fn new(
+        interest: Interest,
+        boards: watch::Receiver<Arc<Board>>,
+        min_interval: Duration,
+        heartbeat: Duration,
+    ) -> Self {
+        let sku_ids = interest.sku_ids.clone();
+        Self {
+            activity_id: interest.hub.id.clone(),
+            boards,
+            pending: sku_ids.iter().cloned().collect(),
+            sent: HashMap::with_capacity(sku_ids.len()),
+            sku_ids,
+            min_interval,
+            heartbeat,
+            last_message: Instant::now(),
+            heartbeat_turn: 0,
+            over: false,
+            _interest: interest,
+        }
+    }
+
+    /// The next message; `None` when the activity is settled and everything was said.
+    pub(super) async fn next(&mut self) -> Option<StockUpdate> {
+        loop {
+            if let Some(update) = self.next_pending() {
+                return Some(update);
+            }
+            if self.over {
+                return None;
+            }
+            let heartbeat_due = self.last_message + self.heartbeat;
+            let paused_until =
+                self.look_through().map_or(heartbeat_due, |at| at.min(heartbeat_due));
+            if !self.pending.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                changed = self.boards.changed() => if changed.is_err() {
+                    // The hub is gone: the activity is settled, or the server stops.
+                    self.look_through();
+                    self.over = true;
+                },
+                () = tokio::time::sleep_until(paused_until) => {
+                    if Instant::now() >= heartbeat_due {
+                        return self.heartbeat();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Collects what differs from what was sent. Answers when an offer that changed may be sent
+    /// again, if one has to wait for that.
+    fn look_through(&mut self) -> Option<Instant> {
+        let board = self.boards.borrow_and_update().clone();
+        let state = board.state?;
+        let now = Instant::now();
+        let mut paused_until: Option<Instant> = None;
+        for sku_id in &self.sku_ids {
+            let Some(figures) = board.figures.get(sku_id) else {
+                continue;
+            };
+            let Some(sent) = self.sent.get(sku_id) else {
+                self.pending.push_back(sku_id.clone());
+                continue;
+            };
+            if figures.stamp == sent.stamp && state == sent.state {
+                continue;
+            }
+            let free_at = sent.at + self.min_interval;
+            if free_at <= now || state == ActivityState::Settled {
+                self.pending.push_back(sku_id.clone());
+            } else {
+                paused_until = Some(paused_until.map_or(free_at, |at| at.min(free_at)));
+            }
+        }
+        if state == ActivityState::Settled {
+            self.over = true;
+        }
+        paused_until
+    }
+
+    /// The newest value of the next offer that has one to send.
+    fn next_pending(&mut self) -> Option<StockUpdate> {
+        while let Some(sku_id) = self.pending.pop_front() {
+            let board = self.boards.borrow().clone();
+            let (Some(state), Some(figures)) = (board.state, board.figures.get(&sku_id)) else {
+                continue;
+            };
+            let now = Instant::now();
+            let sent = Sent { stamp: figures.stamp, state, at: now };
+            let snapshot = self.sent.insert(sku_id.clone(), sent).is_none();
+            self.last_message = now;
+            return Some(self.update(sku_id, *figures, state, snapshot, false));
+        }
+        None
+    }
+
+    /// Repeats the newest figures of one offer, each in its turn.
+    fn heartbeat(&mut self) -> Option<StockUpdate> {
+        let board = self.boards.borrow().clone();
+        self.heartbeat_turn += 1;
+        self.last_message = Instant::now();
+        let sku_id = self.sku_ids.get(self.heartbeat_turn % self.sku_ids.len().max(1))?.clone();
+        let figures = *board.figures.get(&sku_id)?;
+        Some(self.update(sku_id, figures, board.state?, false, true))
+    }
+
+    fn update(
+        &self,
+        sku_id: SkuId,
+        figures: Figures,
+        state: ActivityState,
+        snapshot: bool,
+        heartbeat: bool,
+    ) -> StockUpdate {
+        StockUpdate {
+            activity_id: self.activity_id.clone(),
+            sku_id,
+            total: figures.total,
+            remaining: figures.remaining,
+            reserved: figures.total.saturating_sub(figures.remaining),
+            state,
+            epoch: figures.stamp.epoch,
+            revision: figures.stamp.revision,
+            snapshot,
+            heartbeat,
+            observe_time: figures.observe_time,
+        }
+    }
+}
