@@ -157,11 +157,6 @@ impl Writer {
         answer.await.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
     }
 
-    /// How many reservations wait to be written.
-    pub fn waiting(&self) -> usize {
-        self.locked().waiting.len()
-    }
-
     fn locked(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
