@@ -7,8 +7,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
-use super::{EMBEDDED_LEASE_TTL, Parts, set_health};
-use crate::{circuit::Circuit, config::Settings, error::Error, outbox::sweeper::sweep};
+use super::{EMBEDDED_LEASE_TTL, Parts, redis_settings, set_health};
+use crate::{
+    circuit::Circuit,
+    config::Settings,
+    engine::redis::{Level, RedisEngine, RedisSettings},
+    error::Error,
+    outbox::sweeper::sweep,
+};
 
 /// How often the stores are probed while all is well.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -18,6 +24,8 @@ const PROBE_AWAY_EVERY: Duration = Duration::from_millis(100);
 const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
 /// Probes that may be without an answer before the oldest is waited for.
 const MAX_LATE_PROBES: u32 = 3;
+/// How often the settings of Redis are looked at.
+const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// Holds released in one pass.
 const EXPIRE_AT_ONCE: u64 = 200;
 
@@ -63,6 +71,9 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             }
         }
     }));
+    if let Some(redis) = redis_settings(&settings.engine) {
+        parts.tasks.spawn(check_redis(parts.clone(), redis));
+    }
     if parts.lease.is_some() {
         parts.tasks.spawn(keep_lease(parts.clone()));
     }
@@ -183,6 +194,19 @@ async fn follow(parts: &Parts, health: &HealthReporter) {
     if !parts.shutdown.is_cancelled() {
         let away = parts.engine_circuit.is_open() || parts.database_circuit.is_open();
         set_health(health, !away).await;
+    }
+}
+
+/// Looks now and then whether Redis is still set up for sales: a policy that evicts keys can be set
+/// at any time, and would drop stock.
+async fn check_redis(parts: Parts, settings: RedisSettings) {
+    while sleep(&parts, CHECK_REDIS_EVERY).await {
+        // A Redis that is away is the probe's business.
+        for finding in RedisEngine::check(&settings).await.unwrap_or_default() {
+            if finding.level == Level::Error {
+                tracing::error!("Redis is not set up for sales any more: {}", finding.text);
+            }
+        }
     }
 }
 
