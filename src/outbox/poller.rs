@@ -271,6 +271,10 @@ impl Poller {
     /// Finishes releases that a crash or an engine outage left behind.
     async fn release_due(&self, pass: &mut Pass) -> Result<(), Error> {
         for row in self.due(OutboxState::Releasing).await? {
+            if self.reservations.engine_circuit.is_open() {
+                // All of them stay due; none is tried against an engine that is away.
+                return Ok(());
+            }
             match self.finish_release(&row).await {
                 Ok(true) => pass.released += 1,
                 Ok(false) => {
