@@ -10,6 +10,7 @@
 //! [`Database::reader`] while it holds a transaction waits for itself.
 
 mod fault;
+mod finish;
 mod lease;
 mod location;
 mod migrate;
@@ -34,6 +35,7 @@ use tokio::time::Instant;
 use crate::domain::{Clock, TimeMs};
 
 pub use fault::{SqlFault, classify, is_outage, repeat};
+pub use finish::finish;
 pub use lease::{Acquired, Lease};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{
     database::{SqlFault, classify},
-    domain::{ActivityState, OfferKey},
+    domain::{ActivityState, InvalidToken, OfferKey},
     engine::EngineError,
 };
 
@@ -100,6 +100,12 @@ impl Error {
             | Error::Unimplemented(_)
             | Error::Internal(_) => None,
         }
+    }
+}
+
+impl From<InvalidToken> for Error {
+    fn from(error: InvalidToken) -> Self {
+        Error::invalid("page_token", error.to_string())
     }
 }
 

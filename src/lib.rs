@@ -101,6 +101,8 @@ pub mod stock_feed;
 
 pub mod books;
 
+pub mod audit;
+
 // What it stands on.
 pub mod circuit;
 pub mod database;

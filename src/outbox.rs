@@ -76,6 +76,13 @@ impl Row {
         u32::try_from(self.quantity).unwrap_or(0)
     }
 
+    /// Whether the row was ever counted in `offers.reserved`: one that a release left for a late
+    /// insert to meet, and one that was refused, never was.
+    #[must_use]
+    pub fn was_counted(&self) -> bool {
+        self.state != OutboxState::Refused && !self.batch.is_empty()
+    }
+
     /// The epoch that the row carries.
     #[must_use]
     pub fn row_epoch(&self) -> u64 {

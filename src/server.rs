@@ -30,6 +30,7 @@ use crate::{
     engine::{
         Engine,
         embedded::EmbeddedEngine,
+        locks::Locks,
         redis::{self, RedisEngine, RedisSettings},
     },
     error::Error,
@@ -126,8 +127,10 @@ impl Parts {
         let database_circuit = Arc::new(Circuit::new("database"));
         let due = Arc::new(Notify::new());
         let catalog = Arc::new(Catalog::new(database.clone(), engine.clone(), tasks.clone()));
+        let locks = Locks::new(engine.clone(), tasks.clone());
         let recovery = Arc::new(Recovery::new(
             database.clone(),
+            locks.clone(),
             engine_circuit.clone(),
             database_circuit.clone(),
             tasks.clone(),
@@ -228,12 +231,8 @@ impl Parts {
             tracing::info!(offers = offers.len(), "rebuilding the embedded engine from SQL");
         }
         stream::iter(offers)
-            .map(|offer| async move { self.recovery.rebuild_now(&offer).await })
-            .buffer_unordered(match self.database.backend() {
-                // Each holds the one writer until it is done.
-                Backend::Sqlite => 1,
-                Backend::Postgres | Backend::MySql => REBUILDS_AT_ONCE,
-            })
+            .map(|offer| async move { self.recovery.rebuild_at_start(&offer).await })
+            .buffer_unordered(REBUILDS_AT_ONCE)
             .try_collect::<Vec<()>>()
             .await
             .map(|_| ())

@@ -11,9 +11,11 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 
-use super::{Activities, Audit, write_audit};
+use super::Activities;
 use crate::{
     admission::catalog::Activity,
+    audit,
+    database::finish,
     domain::{ActivityId, ActivityState, StockView, WarmUpReport},
     engine::{
         EngineError,
@@ -134,18 +136,11 @@ impl Activities {
                 .exec(&transaction)
                 .await?;
             let detail = serde_json::json!({ "offers": activity.offers.len() });
-            let audit = Audit { actor, action: "warm_up", activity_id: id, detail };
-            write_audit(&transaction, now, audit).await
+            let entry = audit::Entry::of_activity(&activity.id, actor, "warm_up", detail);
+            audit::write(&transaction, now, entry).await
         }
         .await;
-        match written {
-            Ok(()) => transaction.commit().await,
-            Err(error) => {
-                // The first error is the one that counts.
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        finish(transaction, written).await
     }
 
     fn engine_failed(&self, error: EngineError) -> Error {

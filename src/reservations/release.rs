@@ -14,7 +14,7 @@ use sea_orm::{
 
 use super::Reservations;
 use crate::{
-    database::{insert_ignore, is_outage, lock_rows, repeat},
+    database::{finish, insert_ignore, is_outage, lock_rows, repeat},
     domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
@@ -300,16 +300,7 @@ impl Reservations {
                 .await
         }
         .await;
-        match written {
-            Ok(updated) => {
-                transaction.commit().await?;
-                Ok(updated.rows_affected == 1)
-            }
-            Err(error) => {
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        finish(transaction, written).await.map(|updated| updated.rows_affected == 1)
     }
 
     pub(super) fn sql_failed(&self, error: DbErr) -> Error {
