@@ -13,6 +13,8 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 
+mod rebuild_stock;
+mod settle;
 mod status;
 mod warm_up;
 
@@ -25,9 +27,10 @@ use crate::{
         ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, InvalidToken,
         OfferView, TimeMs, open_token, seal_token,
     },
-    engine::Engine,
+    engine::{Engine, locks::Locks},
     entity::{activities, offers},
     error::Error,
+    reconcile::Reconciler,
     recovery::Recovery,
 };
 
@@ -38,6 +41,8 @@ pub struct Activities {
     pub database: Database,
     pub engine: Arc<dyn Engine>,
     pub recovery: Arc<Recovery>,
+    pub reconciler: Arc<Reconciler>,
+    pub locks: Locks,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
 }

@@ -175,9 +175,14 @@ impl Recovery {
         reason: &'static str,
     ) -> Result<(), Error> {
         let scripts = &offer.segment.scripts;
-        if let Ok(levels) = scripts.levels().await.map_err(|error| self.engine_failed(error))? {
-            let frozen = scripts.freeze(levels.stamp.epoch, reason).await;
-            frozen.map_err(|error| self.engine_failed(error))?;
+        match scripts.levels().await {
+            Ok(Ok(levels)) => {
+                let frozen = scripts.freeze(levels.stamp.epoch, reason).await;
+                frozen.map_err(|error| self.engine_failed(error))?;
+            }
+            // What can't be read or sells nothing is rebuilt in any case.
+            Ok(Err(_)) | Err(EngineError::Script(_)) => {}
+            Err(error) => return Err(self.engine_failed(error)),
         }
         self.rebuild_now(offer).await
     }

@@ -26,6 +26,7 @@ use crate::{
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
+    dead_letters::DeadLetters,
     domain::TimeMs,
     engine::{
         Engine,
@@ -38,6 +39,7 @@ use crate::{
         poller::{Poller, PollerOptions},
         writer::Writer,
     },
+    reconcile::Reconciler,
     recovery::Recovery,
     reservations::Reservations,
     stock_feed::{FeedOptions, StockFeed},
@@ -90,6 +92,9 @@ pub struct Parts {
     pub recovery: Arc<Recovery>,
     pub reservations: Arc<Reservations>,
     pub activities: Arc<Activities>,
+    pub reconciler: Arc<Reconciler>,
+    pub dead_letters: Arc<DeadLetters>,
+    pub locks: Locks,
     pub feed: Arc<StockFeed>,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
@@ -154,11 +159,22 @@ impl Parts {
             lookups_waiting: Default::default(),
             due,
         });
+        let reconciler = Arc::new(Reconciler {
+            catalog: catalog.clone(),
+            database: database.clone(),
+            recovery: recovery.clone(),
+            locks: locks.clone(),
+            engine_circuit: engine_circuit.clone(),
+            database_circuit: database_circuit.clone(),
+        });
+        let dead_letters = Arc::new(DeadLetters { reservations: reservations.clone() });
         let activities = Arc::new(Activities {
             catalog: catalog.clone(),
             database: database.clone(),
             engine: engine.clone(),
             recovery: recovery.clone(),
+            reconciler: reconciler.clone(),
+            locks: locks.clone(),
             engine_circuit: engine_circuit.clone(),
             database_circuit: database_circuit.clone(),
         });
@@ -180,6 +196,9 @@ impl Parts {
             recovery,
             reservations,
             activities,
+            reconciler,
+            dead_letters,
+            locks,
             feed,
             engine_circuit,
             database_circuit,
@@ -219,12 +238,11 @@ impl Parts {
     /// ends any older process on the same database.
     async fn rebuild_all(&self) -> Result<(), StartError> {
         use futures_util::{StreamExt, TryStreamExt, stream};
-        let now = TimeMs::now();
         let activities = self.catalog.all();
         let offers: Vec<_> = activities
             .iter()
             .flat_map(|activity| activity.offers.values())
-            .filter(|offer| offer.is_warm() && offer.keys_expire > now)
+            .filter(|offer| offer.is_in_engine())
             .cloned()
             .collect();
         if !offers.is_empty() {
@@ -370,6 +388,8 @@ impl Server {
         let services = Arc::new(Services {
             reservations: parts.reservations.clone(),
             activities: parts.activities.clone(),
+            reconciler: parts.reconciler.clone(),
+            dead_letters: parts.dead_letters.clone(),
             feed: parts.feed.clone(),
             tasks: parts.tasks.clone(),
             shutdown: parts.shutdown.clone(),

@@ -18,7 +18,7 @@ use crate::{
     database::finish,
     domain::{ActivityId, ActivityState, StockView, WarmUpReport},
     engine::{
-        EngineError,
+        EngineError, locks,
         scripts::{Levels, Refusal, WarmedUp},
     },
     entity::{activities, offers},
@@ -60,6 +60,9 @@ impl Activities {
                 });
             }
         }
+        let lock = self.locks.acquire(&format!("warm_up:{id}"), locks::WAIT).await;
+        let lock = lock.map_err(|error| self.engine_failed(error))?;
+        let _lock = lock.ok_or(Error::InProgress("the warm-up of this activity"))?;
         let stocks: Vec<StockView> = stream::iter(activity.offers.values().cloned())
             .map(|offer| async move { self.warm_up_offer(&offer).await })
             .buffered(AT_ONCE)
@@ -143,7 +146,7 @@ impl Activities {
         finish(transaction, written).await
     }
 
-    fn engine_failed(&self, error: EngineError) -> Error {
+    pub(super) fn engine_failed(&self, error: EngineError) -> Error {
         match &error {
             EngineError::NotRun(why) | EngineError::Unknown(why) => self.engine_circuit.trip(why),
             EngineError::Full(_) | EngineError::Script(_) => {}
