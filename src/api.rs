@@ -38,7 +38,7 @@ use tonic_reflection::server::{Builder, v1, v1alpha};
 use tracing::Instrument as _;
 
 use crate::{
-    activities::Activities, dead_letters::DeadLetters, error::Error, reconcile::Reconciler,
+    activities::Activities, error::Error, outbox::dead_letters::DeadLetters, reconcile::Reconciler,
     reservations::Reservations, stock_feed::StockFeed,
 };
 

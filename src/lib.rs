@@ -101,8 +101,6 @@ pub mod stock_feed;
 
 pub mod books;
 
-pub mod dead_letters;
-
 pub mod reconcile;
 
 pub mod audit;

@@ -17,6 +17,7 @@ use crate::{
     error::Error,
 };
 
+pub mod dead_letters;
 pub mod poller;
 pub mod sweeper;
 pub mod writer;

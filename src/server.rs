@@ -26,7 +26,6 @@ use crate::{
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
-    dead_letters::DeadLetters,
     domain::TimeMs,
     engine::{
         Engine,
@@ -36,6 +35,7 @@ use crate::{
     },
     error::Error,
     outbox::{
+        dead_letters::DeadLetters,
         poller::{Poller, PollerOptions},
         writer::Writer,
     },

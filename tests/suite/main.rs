@@ -24,6 +24,7 @@ mod faults;
 mod flows;
 mod known_faults;
 mod locks;
+mod operations;
 mod outage;
 mod pipeline;
 mod rebuilds;

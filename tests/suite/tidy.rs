@@ -25,6 +25,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "activities/",
             "admission/catalog.rs",
             "audit.rs",
+            "reconcile.rs",
             "reconcile/",
             "recovery.rs",
             "recovery/",
