@@ -23,6 +23,7 @@ pub mod property {
     pub const SAME_ANSWER: &str = "I6 same request, same answer";
     pub const ONLY_FORWARD: &str = "I7 states only move forward";
     pub const NO_GUESS: &str = "I8 nothing is given back on a guess";
+    pub const ONE_REBUILD: &str = "one loss costs one rebuild";
     pub const SETTLED: &str = "no insert follows a settlement";
 }
 
@@ -83,6 +84,9 @@ impl Model for Scope {
                 !world.sql.went_back
             }),
             Property::always(property::NO_GUESS, |_: &Self, world: &World| !world.told.guessed),
+            Property::always(property::ONE_REBUILD, |scope: &Self, world: &World| {
+                !scope.patient || world.sql.epoch <= 1 + scope.faults.flushes
+            }),
             Property::always(property::SETTLED, |_: &Self, world: &World| !world.sql.late_insert),
         ]
     }

@@ -167,7 +167,7 @@ impl Engine {
         }
         let buyer = scope.buyers[request];
         self.data.marks[request] |= !scope.is(Broken::ReleaseWithoutMark);
-        if self.data.held[buyer].is_none_or(|held| usize::from(held.request) != request) {
+        if !self.holds(scope, request) {
             return GivenBack::NotReserved;
         }
         self.data.held[buyer] = None;
@@ -186,6 +186,13 @@ impl Engine {
             }
             Some(_) | None => Found::No,
         }
+    }
+
+    /// Whether the reservation of this request is there.
+    #[must_use]
+    pub fn holds(&self, scope: &Scope, request: usize) -> bool {
+        self.data.held[scope.buyers[request]]
+            .is_some_and(|held| usize::from(held.request) == request)
     }
 
     /// `freeze.lua`.

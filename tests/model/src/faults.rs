@@ -168,7 +168,7 @@ impl World {
 
     /// Drops calls that can never change anything any more, so that fewer worlds differ.
     fn forget_dead_calls(&mut self, scope: &Scope) {
-        if scope.broken.is_some() || self.late[0].is_none() {
+        if !scope.broken.is_empty() || self.late[0].is_none() {
             return;
         }
         let settles = scope.roles.iter().any(|role| matches!(role, Role::Settler { .. }));

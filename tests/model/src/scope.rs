@@ -22,6 +22,18 @@ pub enum Role {
 }
 
 impl Role {
+    /// The request that a client's call is about; keepers have none.
+    #[must_use]
+    pub fn request(self) -> Option<usize> {
+        match self {
+            Role::Reserve { request, .. } | Role::Release { request, .. } => Some(request),
+            Role::Sweeper { .. }
+            | Role::Poller { .. }
+            | Role::Rebuilder { .. }
+            | Role::Settler { .. } => None,
+        }
+    }
+
     #[must_use]
     pub fn server(self) -> usize {
         match self {
@@ -63,12 +75,15 @@ pub enum Broken {
     GiveBackOnUnknown,
     /// `rebuild_begin` keeps what is unacked (W8).
     BeginKeepsUnacked,
-    /// A released row keeps the epoch of its insert (W1).
+    /// A released row keeps the epoch of its insert (W1, if a rebuild also loads after its commit).
     ReleaseKeepsEpoch,
     /// `rebuild_end` ends any rebuild (V7).
     EndOfAnyEpoch,
-    /// A rebuild raises the epoch from whatever it is.
+    /// A rebuild raises the epoch from whatever it is. That is safe, but two servers that meet one
+    /// loss undo each other's rebuilds.
     RaiseFromAnyEpoch,
+    /// A rebuild commits before it loads what it read. That alone is safe; see W1.
+    LoadAfterCommit,
     /// RELEASED is answered although the engine said `retry` (W3).
     AnswerBeforeEngine,
     /// A rebuild loads no marks (W9).
@@ -97,32 +112,42 @@ pub struct Scope {
     pub faults: Faults,
     /// Rebuilds stop to raise the epoch above this one, so that the world stays finite.
     pub epochs: u8,
-    pub broken: Option<Broken>,
+    /// Whether rebuilders wait for each other; a server does for 3 seconds.
+    pub patient: bool,
+    pub broken: &'static [Broken],
 }
 
 impl Scope {
     #[must_use]
-    pub fn new(name: &'static str, total: u8, roles: &[Role], faults: Faults, epochs: u8) -> Self {
+    pub(crate) fn new(
+        name: &'static str,
+        total: u8,
+        roles: &[&[Role]],
+        faults: Faults,
+        epochs: u8,
+    ) -> Self {
+        let roles = roles.concat();
         assert!(roles.len() <= PROGRAMS, "a state has room for {PROGRAMS} programs");
         Self {
             name,
             total,
             buyers: [0, 1, 0],
             units: [1; REQUESTS],
-            roles: roles.to_vec(),
+            roles,
             faults,
             epochs,
-            broken: None,
+            patient: false,
+            broken: &[],
         }
     }
 
-    /// The same world with one wrong step.
+    /// The same world with wrong steps.
     #[must_use]
-    pub fn broken(self, broken: Broken) -> Self {
-        Self { broken: Some(broken), ..self }
+    pub fn broken(self, broken: &'static [Broken]) -> Self {
+        Self { broken, ..self }
     }
 
     pub(crate) fn is(&self, broken: Broken) -> bool {
-        self.broken == Some(broken)
+        self.broken.contains(&broken)
     }
 }

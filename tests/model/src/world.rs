@@ -59,6 +59,8 @@ pub enum Answer {
 pub struct Before {
     pub won: bool,
     pub gone: bool,
+    /// Release: the epoch under which the engine held the reservation; 0 if it did not.
+    pub held_under: u8,
 }
 
 impl World {
@@ -77,7 +79,7 @@ impl World {
     }
 
     /// Notes an answer, and whether it fits what was heard before the call.
-    pub fn answer(&mut self, request: usize, before: Before, answer: Answer) {
+    pub fn answer(&mut self, scope: &Scope, request: usize, before: Before, answer: Answer) {
         let row = self.sql.rows[request];
         let told = &mut self.told;
         match answer {
@@ -96,8 +98,24 @@ impl World {
             }
             Answer::Released => told.contradicted |= !told.asked[request],
             Answer::GivenBack => told.gone[request] = true,
-            Answer::NotReserved => told.contradicted |= before.won || before.gone,
+            Answer::NotReserved => {
+                // Under one epoch the engine forgets nothing, so it was there all the time.
+                let is_there = before.held_under > 0
+                    && self.engine.data.epoch == before.held_under
+                    && self.engine.holds(scope, request);
+                told.contradicted |= before.won || before.gone || is_there;
+            }
             Answer::Unavailable => {}
+        }
+    }
+
+    /// Keeps what a failover would bring back, if one may still happen.
+    pub(crate) fn remember(&mut self, before: &World, scope: &Scope) {
+        if scope.faults.failovers > 0 && self.engine.data != before.engine.data {
+            self.engine.behind = before.engine.data;
+        }
+        if self.left.failovers == 0 {
+            self.engine.behind = Data::EMPTY;
         }
     }
 
