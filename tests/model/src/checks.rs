@@ -142,40 +142,35 @@ pub fn check(scope: Scope, threads: usize, wanted: Option<&'static str>) -> Outc
     }
 }
 
+/// One line a step, then where it ended.
 fn describe(scope: &Scope, path: Vec<(World, Option<Action>)>) -> String {
     let mut lines = Vec::new();
     for (world, action) in path {
         let Some(action) = action else {
             lines.push(format!("  then {:?}", world.engine.data));
-            lines.push(format!("       {:?}", world.sql));
-            if world.is_quiet()
-                && let Some(trouble) = world.trouble_at_rest(scope)
-            {
-                lines.push(format!("  at rest {trouble}"));
-            }
+            lines.push(format!("  and {:?}", world.sql));
+            let trouble = world.is_quiet().then(|| world.trouble_at_rest(scope)).flatten();
+            lines.extend(trouble.map(|trouble| format!("  and at rest {trouble}")));
             continue;
         };
-        let line = match action {
+        lines.push(match action {
             Action::Step { program } | Action::Begin { program, .. } => {
+                let (role, step) = (scope.roles[program], world.programs[program].step);
                 let next = world.after(scope, action).map(|next| next.programs[program].step);
-                let call = world.call_of(scope, program);
-                format!(
-                    "{:?}: {:?}{} → {:?}",
-                    scope.roles[program],
-                    world.programs[program].step,
-                    call.map_or(String::new(), |call| format!(" by {call:?}")),
-                    next
-                )
+                let next = next.map_or(String::new(), |next| format!("{next:?}"));
+                format!("  {role:?}: {step:?} -> {next}")
             }
-            Action::Lose { program } => format!(
-                "{:?} hears nothing of {:?}",
-                scope.roles[program],
-                world.call_of(scope, program)
-            ),
-            Action::Arrive { late } => format!("late: {:?}", world.late[late]),
-            other => format!("{other:?}"),
-        };
-        lines.push(format!("  {line}"));
+            Action::Lose { program } => {
+                let (role, step) = (scope.roles[program], world.programs[program].step);
+                format!("  {role:?}: {step:?} is not answered")
+            }
+            Action::Arrive { late } => format!("  late: {:?}", world.late[late]),
+            Action::Kept
+            | Action::RolledBack
+            | Action::Crash { .. }
+            | Action::Flush
+            | Action::Failover { .. } => format!("  {action:?}"),
+        });
     }
     lines.join("\n")
 }

@@ -2,7 +2,7 @@
 //! sweeper walks the second half of Reserve, and the poller that of Release.
 
 use crate::{
-    engine::{Found, GivenBack, Refusal, Taken, small},
+    engine::{Found, GivenBack, Refusal, TakeReply, small},
     programs::{Step, Taking},
     scope::{Broken, Role, Scope},
     sql::{InSql, RowState, Written},
@@ -27,59 +27,13 @@ impl World {
         self.told.asked[request] |= is_release;
     }
 
-    /// One step of a Reserve, or of the sweeper.
-    pub(crate) fn reserve(&mut self, scope: &Scope, program: usize, step: Step) {
-        let known = self.known[scope.roles[program].server()];
-        let buyer = |request: u8| scope.buyers[usize::from(request)];
-        match step {
-            Step::Take => self.take(scope, program),
-            Step::Record(taking) => self.record(scope, program, taking),
-            Step::EarlyAcknowledge(taking) => {
-                let Taking { request, order, epoch } = taking;
-                self.engine.acknowledge(scope, buyer(request), order, epoch);
-                self.programs[program].step = Step::Record(taking);
-            }
-            Step::Again { epoch } => {
-                self.engine.freeze(epoch);
-                self.take_anew(scope, program);
-            }
-            Step::GiveBack { request, row_epoch, freeze } => {
-                self.give_back(scope, request.into(), row_epoch);
-                match freeze {
-                    Some(epoch) => {
-                        self.tell(scope, program, Answer::SoldOut);
-                        self.programs[program].step = Step::Freeze { epoch };
-                    }
-                    None => self.end(scope, program, Answer::Released),
-                }
-            }
-            Step::Freeze { epoch } => {
-                self.engine.freeze(epoch);
-                self.close(scope, program);
-            }
-            Step::LookUp => {
-                let row = self.sql.rows[request_of(scope, program)];
-                let answer = match row.state {
-                    RowState::Pending | RowState::Done => Answer::Reserved { order: row.order },
-                    RowState::Refused => Answer::SoldOut,
-                    RowState::None | RowState::Releasing | RowState::Released => Answer::Released,
-                };
-                self.end(scope, program, answer);
-            }
-            Step::Acknowledge { request, order } => {
-                self.engine.acknowledge(scope, buyer(request), order, known);
-                self.close(scope, program);
-            }
-            other => panic!("{other:?} is no step of a Reserve"),
-        }
-    }
-
-    fn take(&mut self, scope: &Scope, program: usize) {
+    /// `reserve.lua`.
+    pub(crate) fn take(&mut self, scope: &Scope, program: usize) {
         let (server, request) = (scope.roles[program].server(), request_of(scope, program));
         let (order, epoch) = (small(program) + 1, self.known[server]);
         let taking = |order| Taking { request: small(request), order, epoch };
         let answer = match self.engine.reserve(scope, request, order, epoch) {
-            Taken::Taken => {
+            TakeReply::Taken => {
                 if scope.is(Broken::AnswerBeforeCommit) {
                     self.tell(scope, program, Answer::Reserved { order });
                 }
@@ -89,28 +43,29 @@ impl World {
                 };
                 return;
             }
-            Taken::Replayed { order, unacked: true } => {
+            TakeReply::Replayed { order, unacked: true } => {
                 self.programs[program].step = Step::Record(taking(order));
                 return;
             }
-            Taken::Released => {
+            TakeReply::Released => {
                 self.programs[program].step = Step::LookUp;
                 return;
             }
-            Taken::Refused(Refusal::Epoch(found)) if found >= epoch => {
+            TakeReply::Refused(Refusal::Epoch(found)) if found >= epoch => {
                 self.adopt(server, found);
                 return self.take_anew(scope, program);
             }
-            Taken::Replayed { order, unacked: false } => Answer::Reserved { order },
-            Taken::Duplicate => Answer::Duplicate,
-            Taken::SoldOut => Answer::SoldOut,
+            TakeReply::Replayed { order, unacked: false } => Answer::Reserved { order },
+            TakeReply::Duplicate => Answer::Duplicate,
+            TakeReply::SoldOut => Answer::SoldOut,
             // A rebuild is asked for; any rebuilder sees the trouble by itself.
-            Taken::Refused(_) => Answer::Unavailable,
+            TakeReply::Refused(_) => Answer::Unavailable,
         };
         self.end(scope, program, answer);
     }
 
-    fn record(&mut self, scope: &Scope, program: usize, taking: Taking) {
+    /// The writer's transaction.
+    pub(crate) fn record(&mut self, scope: &Scope, program: usize, taking: Taking) {
         let Taking { request, order, epoch } = taking;
         self.programs[program].step = match self.sql.insert(scope, request.into(), order, epoch) {
             Written::Live { order } => {
@@ -127,7 +82,42 @@ impl World {
         };
     }
 
-    fn take_anew(&mut self, scope: &Scope, program: usize) {
+    /// Only where it is wrong on purpose.
+    pub(crate) fn acknowledge_early(&mut self, scope: &Scope, program: usize, taking: Taking) {
+        let Taking { request, order, epoch } = taking;
+        self.engine.acknowledge(scope, scope.buyers[usize::from(request)], order, epoch);
+        self.programs[program].step = Step::Record(taking);
+    }
+
+    pub(crate) fn acknowledge(&mut self, scope: &Scope, program: usize, request: u8, order: u8) {
+        let epoch = self.known[scope.roles[program].server()];
+        self.engine.acknowledge(scope, scope.buyers[usize::from(request)], order, epoch);
+        self.close(scope, program);
+    }
+
+    /// `release.lua` for what SQL said is over; after a refusal, the freeze comes next.
+    pub(crate) fn undo(&mut self, scope: &Scope, program: usize, freeze: Option<u8>) {
+        match freeze {
+            Some(epoch) => {
+                self.tell(scope, program, Answer::SoldOut);
+                self.programs[program].step = Step::Freeze { epoch };
+            }
+            None => self.end(scope, program, Answer::Released),
+        }
+    }
+
+    /// The engine knows a mark; SQL tells which kind.
+    pub(crate) fn look_up(&mut self, scope: &Scope, program: usize) {
+        let row = self.sql.rows[request_of(scope, program)];
+        let answer = match row.state {
+            RowState::Pending | RowState::Done => Answer::Reserved { order: row.order },
+            RowState::Refused => Answer::SoldOut,
+            RowState::None | RowState::Releasing | RowState::Released => Answer::Released,
+        };
+        self.end(scope, program, answer);
+    }
+
+    pub(crate) fn take_anew(&mut self, scope: &Scope, program: usize) {
         self.programs[program].attempt += 1;
         let is_reserve = matches!(scope.roles[program], Role::Reserve { .. });
         if is_reserve && self.programs[program].attempt < ATTEMPTS {
@@ -137,35 +127,8 @@ impl World {
         }
     }
 
-    /// One step of a Release, or of the poller with a row that is releasing.
-    pub(crate) fn release(&mut self, scope: &Scope, program: usize, step: Step) {
-        match step {
-            Step::Release => self.release_row(scope, program),
-            Step::Find => self.find(scope, program),
-            Step::Tombstone { order } => {
-                self.sql.tombstone(request_of(scope, program), order);
-                self.look_anew(scope, program);
-            }
-            Step::LookAgain { contradiction } => {
-                if self.sql.rows[request_of(scope, program)].state != RowState::None {
-                    self.look_anew(scope, program);
-                } else if let Some(epoch) = contradiction {
-                    self.tell(scope, program, Answer::Unavailable);
-                    self.programs[program].step = Step::Freeze { epoch };
-                } else {
-                    self.end(scope, program, Answer::NotReserved);
-                }
-            }
-            Step::Finish { request, row_epoch } => self.finish(scope, program, request, row_epoch),
-            Step::MarkReleased { request } => {
-                self.sql.mark_released(request.into());
-                self.end(scope, program, Answer::GivenBack);
-            }
-            other => panic!("{other:?} is no step of a Release"),
-        }
-    }
-
-    fn release_row(&mut self, scope: &Scope, program: usize) {
+    /// The transaction of a Release.
+    pub(crate) fn release(&mut self, scope: &Scope, program: usize) {
         let request = request_of(scope, program);
         let answer = match self.sql.release(scope, request) {
             InSql::Releasing { epoch: row_epoch } => {
@@ -186,7 +149,8 @@ impl World {
         self.end(scope, program, answer);
     }
 
-    fn find(&mut self, scope: &Scope, program: usize) {
+    /// `find.lua`, for a Release that found no row.
+    pub(crate) fn find(&mut self, scope: &Scope, program: usize) {
         let epoch = self.engine.data.epoch;
         self.programs[program].step = match self.engine.find(scope, request_of(scope, program)) {
             Found::Refused => return self.end(scope, program, Answer::Unavailable),
@@ -196,7 +160,25 @@ impl World {
         };
     }
 
-    fn finish(&mut self, scope: &Scope, program: usize, request: u8, row_epoch: u8) {
+    pub(crate) fn leave_tombstone(&mut self, scope: &Scope, program: usize, order: u8) {
+        self.sql.tombstone(request_of(scope, program), order);
+        self.look_anew(scope, program);
+    }
+
+    /// The commit may have arrived between the two looks.
+    pub(crate) fn look_again(&mut self, scope: &Scope, program: usize, contradiction: Option<u8>) {
+        if self.sql.rows[request_of(scope, program)].state != RowState::None {
+            self.look_anew(scope, program);
+        } else if let Some(epoch) = contradiction {
+            self.tell(scope, program, Answer::Unavailable);
+            self.programs[program].step = Step::Freeze { epoch };
+        } else {
+            self.end(scope, program, Answer::NotReserved);
+        }
+    }
+
+    /// `release.lua` for a row that is releasing.
+    pub(crate) fn finish(&mut self, scope: &Scope, program: usize, request: u8, row_epoch: u8) {
         // A settled offer needs no script.
         let is_done = self.sql.settled
             || self.give_back(scope, request.into(), row_epoch) != GivenBack::Retry;
@@ -221,7 +203,7 @@ impl World {
         }
     }
 
-    fn end(&mut self, scope: &Scope, program: usize, answer: Answer) {
+    pub(crate) fn end(&mut self, scope: &Scope, program: usize, answer: Answer) {
         self.tell(scope, program, answer);
         self.close(scope, program);
     }

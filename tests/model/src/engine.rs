@@ -58,7 +58,7 @@ pub enum Refusal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeReply {
     Refused(Refusal),
     Replayed { order: u8, unacked: bool },
     Released,
@@ -127,25 +127,25 @@ impl Engine {
     }
 
     /// `reserve.lua` for one request.
-    pub fn reserve(&mut self, scope: &Scope, request: usize, order: u8, epoch: u8) -> Taken {
+    pub fn reserve(&mut self, scope: &Scope, request: usize, order: u8, epoch: u8) -> TakeReply {
         let stock = match self.guard(scope, Some(epoch)) {
             Ok(stock) => stock,
-            Err(refusal) => return Taken::Refused(refusal),
+            Err(refusal) => return TakeReply::Refused(refusal),
         };
         let buyer = scope.buyers[request];
         let held = self.data.held[buyer];
         match held {
             Some(held) if usize::from(held.request) == request => {
-                Taken::Replayed { order: held.order, unacked: self.data.unacked[buyer] }
+                TakeReply::Replayed { order: held.order, unacked: self.data.unacked[buyer] }
             }
-            Some(_) | None if self.data.marks[request] => Taken::Released,
-            Some(_) => Taken::Duplicate,
-            None if stock < scope.units[request] => Taken::SoldOut,
+            Some(_) | None if self.data.marks[request] => TakeReply::Released,
+            Some(_) => TakeReply::Duplicate,
+            None if stock < scope.units[request] => TakeReply::SoldOut,
             None => {
                 self.data.held[buyer] = Some(Held { request: small(request), order });
                 self.data.unacked[buyer] = true;
                 self.data.stock = Some(stock - scope.units[request]);
-                Taken::Taken
+                TakeReply::Taken
             }
         }
     }

@@ -67,71 +67,93 @@ impl World {
         }
     }
 
-    /// One step of a rebuild; `None` when it waits for the lock.
-    pub(crate) fn rebuild(&mut self, scope: &Scope, program: usize, step: Step) -> Option<()> {
+    /// `levels.lua`, after SQL was seen at this epoch.
+    pub(crate) fn look_at_levels(&mut self, scope: &Scope, program: usize, sql: u8) {
         let server = scope.roles[program].server();
-        let known = self.known[server];
-        let next = match step {
-            Step::Levels { sql } => {
-                let found = self.engine.guard(scope, None);
-                let epoch = self.engine.data.epoch;
-                if found.is_ok() && epoch == sql && sql >= known {
-                    self.adopt(server, sql);
-                    Step::Idle
-                } else if scope.patient
-                    && found == Err(Refusal::Frozen { epoch, rebuilding: true })
-                    && epoch >= sql
-                {
-                    Step::Idle
-                } else {
-                    // Without patience: who never waits can do all that one who waits can.
-                    Step::Raise { sql, above: epoch.max(known) }
-                }
-            }
-            Step::Raise { .. } if self.sql.is_locked() => return None,
-            Step::Raise { sql, above } => match self.sql.raise(scope, program, sql, above) {
-                Some(epoch) if scope.is(Broken::LoadAfterCommit) => {
-                    let read = Some(self.to_load(scope));
-                    self.sql.commit(epoch);
-                    Step::Begin { epoch, read }
-                }
-                Some(epoch) => Step::Begin { epoch, read: None },
-                None => Step::Idle,
-            },
-            Step::Begin { epoch, read } => {
-                let begun = self.engine.begin(scope, epoch);
-                let is_empty = read.unwrap_or_else(|| self.to_load(scope)) == Snapshot::EMPTY;
-                match is_empty {
-                    _ if !begun => self.overtaken(),
-                    false => Step::Load { epoch, read },
-                    true => self.loaded(scope, epoch, read),
-                }
-            }
-            Step::Load { epoch, read } => {
-                let snapshot = read.unwrap_or_else(|| self.to_load(scope));
-                match self.engine.load(epoch, &snapshot) {
-                    true => self.loaded(scope, epoch, read),
-                    false => self.overtaken(),
-                }
-            }
-            Step::Commit { epoch, chunks, stock } => {
+        let (known, epoch) = (self.known[server], self.engine.data.epoch);
+        let found = self.engine.guard(scope, None);
+        let others = Err(Refusal::Frozen { epoch, rebuilding: true });
+        if found.is_ok() && epoch == sql && sql >= known {
+            self.adopt(server, sql);
+            self.close(scope, program);
+        } else if scope.patient && found == others && epoch >= sql {
+            self.close(scope, program);
+        } else {
+            // Without patience: who never waits can do all that one who waits can.
+            self.programs[program].step = Step::Raise { sql, above: epoch.max(known) };
+        }
+    }
+
+    /// Begins the transaction; `None` while another one has the lock.
+    pub(crate) fn raise(
+        &mut self,
+        scope: &Scope,
+        program: usize,
+        sql: u8,
+        above: u8,
+    ) -> Option<()> {
+        if self.sql.is_locked() {
+            return None;
+        }
+        self.programs[program].step = match self.sql.raise(scope, program, sql, above) {
+            Some(epoch) if scope.is(Broken::LoadAfterCommit) => {
+                let read = Some(self.what_to_load(scope));
                 self.sql.commit(epoch);
-                Step::End { epoch, chunks, stock }
+                Step::Begin { epoch, read }
             }
-            Step::End { epoch, chunks, stock } => {
-                if self.engine.end(scope, epoch, chunks, stock) {
-                    self.adopt(server, epoch);
-                }
-                Step::Idle
-            }
-            other => panic!("{other:?} is no step of a rebuild"),
+            Some(epoch) => Step::Begin { epoch, read: None },
+            None => Step::Idle,
         };
-        self.programs[program].step = next;
         Some(())
     }
 
+    pub(crate) fn begin_rebuild(
+        &mut self,
+        scope: &Scope,
+        program: usize,
+        epoch: u8,
+        read: Option<Snapshot>,
+    ) {
+        let begun = self.engine.begin(scope, epoch);
+        let is_empty = read.unwrap_or_else(|| self.what_to_load(scope)) == Snapshot::EMPTY;
+        if !begun {
+            self.overtaken(scope, program);
+        } else if is_empty {
+            self.programs[program].step = self.loaded(scope, epoch, read);
+        } else {
+            self.programs[program].step = Step::Load { epoch, read };
+        }
+    }
+
+    pub(crate) fn load(
+        &mut self,
+        scope: &Scope,
+        program: usize,
+        epoch: u8,
+        read: Option<Snapshot>,
+    ) {
+        let snapshot = read.unwrap_or_else(|| self.what_to_load(scope));
+        if self.engine.load(epoch, &snapshot) {
+            self.programs[program].step = self.loaded(scope, epoch, read);
+        } else {
+            self.overtaken(scope, program);
+        }
+    }
+
+    pub(crate) fn end_rebuild(
+        &mut self,
+        scope: &Scope,
+        program: usize,
+        (epoch, chunks, stock): (u8, u8, u8),
+    ) {
+        if self.engine.end(scope, epoch, chunks, stock) {
+            self.adopt(scope.roles[program].server(), epoch);
+        }
+        self.close(scope, program);
+    }
+
     /// All is loaded: what is left to sell, by the rows or by the counter, whichever is more.
-    pub(crate) fn loaded(&self, scope: &Scope, epoch: u8, read: Option<Snapshot>) -> Step {
+    fn loaded(&self, scope: &Scope, epoch: u8, read: Option<Snapshot>) -> Step {
         let chunks = self.engine.data.chunk;
         match read {
             Some(snapshot) => {
@@ -146,12 +168,13 @@ impl World {
         }
     }
 
-    pub(crate) fn overtaken(&mut self) -> Step {
+    /// The engine refused a step, since another rebuild is ahead: rolls back.
+    fn overtaken(&mut self, scope: &Scope, program: usize) {
         self.sql.lock = Lock::Free;
-        Step::Idle
+        self.close(scope, program);
     }
 
-    pub(crate) fn to_load(&self, scope: &Scope) -> Snapshot {
+    pub(crate) fn what_to_load(&self, scope: &Scope) -> Snapshot {
         let snapshot = self.sql.snapshot(scope);
         match scope.is(Broken::SnapshotWithoutMarks) {
             true => Snapshot { marks: [false; REQUESTS], ..snapshot },

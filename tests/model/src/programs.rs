@@ -8,7 +8,7 @@ use crate::{
     engine::small,
     scope::{Broken, Role, Scope},
     sql::{Lock, Snapshot},
-    world::{Before, World},
+    world::{Answer, Before, World},
 };
 
 /// Units that the engine took and SQL is to hear of.
@@ -152,7 +152,7 @@ impl World {
             (Step::MarkReleased { request }, _) => Call::MarkReleased { request },
             (Step::Begin { epoch, .. }, _) => Call::Begin { epoch },
             (Step::Load { epoch, read }, _) => {
-                Call::Load { epoch, snapshot: read.unwrap_or_else(|| self.to_load(scope)) }
+                Call::Load { epoch, snapshot: read.unwrap_or_else(|| self.what_to_load(scope)) }
             }
             (Step::Commit { .. }, _) => Call::Commit,
             (Step::End { epoch, chunks, stock }, _) => Call::End { epoch, chunks, stock },
@@ -193,26 +193,45 @@ impl World {
         next.programs[program].step = step;
         match step {
             Step::Idle | Step::Over => return None,
-            Step::Take
-            | Step::Record(_)
-            | Step::EarlyAcknowledge(_)
-            | Step::Again { .. }
-            | Step::GiveBack { .. }
-            | Step::Freeze { .. }
-            | Step::LookUp
-            | Step::Acknowledge { .. } => next.reserve(scope, program, step),
-            Step::Release
-            | Step::Find
-            | Step::Tombstone { .. }
-            | Step::LookAgain { .. }
-            | Step::Finish { .. }
-            | Step::MarkReleased { .. } => next.release(scope, program, step),
-            Step::Levels { .. }
-            | Step::Raise { .. }
-            | Step::Begin { .. }
-            | Step::Load { .. }
-            | Step::Commit { .. }
-            | Step::End { .. } => next.rebuild(scope, program, step)?,
+            Step::Take => next.take(scope, program),
+            Step::Record(taking) => next.record(scope, program, taking),
+            Step::EarlyAcknowledge(taking) => next.acknowledge_early(scope, program, taking),
+            Step::Again { epoch } => {
+                next.engine.freeze(epoch);
+                next.take_anew(scope, program);
+            }
+            Step::GiveBack { request, row_epoch, freeze } => {
+                next.give_back(scope, request.into(), row_epoch);
+                next.undo(scope, program, freeze);
+            }
+            Step::Freeze { epoch } => {
+                next.engine.freeze(epoch);
+                next.close(scope, program);
+            }
+            Step::LookUp => next.look_up(scope, program),
+            Step::Acknowledge { request, order } => {
+                next.acknowledge(scope, program, request, order);
+            }
+            Step::Release => next.release(scope, program),
+            Step::Find => next.find(scope, program),
+            Step::Tombstone { order } => next.leave_tombstone(scope, program, order),
+            Step::LookAgain { contradiction } => next.look_again(scope, program, contradiction),
+            Step::Finish { request, row_epoch } => next.finish(scope, program, request, row_epoch),
+            Step::MarkReleased { request } => {
+                next.sql.mark_released(request.into());
+                next.end(scope, program, Answer::GivenBack);
+            }
+            Step::Levels { sql } => next.look_at_levels(scope, program, sql),
+            Step::Raise { sql, above } => next.raise(scope, program, sql, above)?,
+            Step::Begin { epoch, read } => next.begin_rebuild(scope, program, epoch, read),
+            Step::Load { epoch, read } => next.load(scope, program, epoch, read),
+            Step::Commit { epoch, chunks, stock } => {
+                next.sql.commit(epoch);
+                next.programs[program].step = Step::End { epoch, chunks, stock };
+            }
+            Step::End { epoch, chunks, stock } => {
+                next.end_rebuild(scope, program, (epoch, chunks, stock));
+            }
             Step::Settle => {
                 next.close(scope, program);
                 if next.sql.settle(scope) {

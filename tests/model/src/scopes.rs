@@ -63,6 +63,15 @@ pub fn rebuild(large: bool) -> Scope {
     Scope::new("rebuild", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 3)
 }
 
+/// A flush, a failover and a lost answer, in any order.
+#[must_use]
+pub fn mixed(large: bool) -> Scope {
+    let clients = [reserve(0, 0), release(0, 1)];
+    let more = [reserve(0, 1)];
+    let faults = Faults { losses: 1, flushes: 1, failovers: 1, ..NONE };
+    Scope::new("mixed", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 4)
+}
+
 /// One buyer asks for both units, then for one, while another asks for one; a call is not answered.
 #[must_use]
 pub fn units(large: bool) -> Scope {

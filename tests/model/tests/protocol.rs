@@ -1,6 +1,11 @@
 //! The protocol holds in every world, and the model catches each step that is wrong on purpose.
 //!
-//! `SECKILL_MODEL=large` walks larger worlds, which takes a while.
+//! `SECKILL_MODEL=large` walks larger worlds, which takes minutes.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "traces are for who asks with --nocapture; how much was walked is for everybody"
+)]
 
 use std::io::{Write, stderr};
 
@@ -16,7 +21,7 @@ fn holds(scope: fn(bool) -> Scope) {
     #[expect(clippy::disallowed_methods, reason = "it chooses how long to test")]
     let large = std::env::var("SECKILL_MODEL").is_ok_and(|size| size == "large");
     let outcome = check(scope(large), 2, None);
-    writeln!(stderr(), "model of {outcome}").unwrap();
+    writeln!(stderr(), "model of {outcome}").expect("stderr is open");
     assert!(outcome.complete, "{outcome}");
 }
 
@@ -50,6 +55,11 @@ fn the_protocol_holds_when_the_engine_fails_over() {
 #[test]
 fn the_protocol_holds_when_a_rebuild_dies_or_is_not_answered() {
     holds(scopes::rebuild);
+}
+
+#[test]
+fn the_protocol_holds_through_one_trouble_after_another() {
+    holds(scopes::mixed);
 }
 
 #[test]
