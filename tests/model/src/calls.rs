@@ -1,7 +1,7 @@
 //! Calls of a store that change something: what may arrive although nobody waits for it any more.
 
 use crate::{
-    engine::{Data, GivenBack},
+    engine::{Data, End, GivenBack},
     scope::Scope,
     sql::{Lock, RowState, Snapshot},
     world::World,
@@ -13,9 +13,9 @@ pub enum Call {
     Acknowledge { buyer: u8, order: u8, epoch: u8 },
     GiveBack { request: u8, epoch: u8 },
     Freeze { epoch: u8 },
-    Begin { epoch: u8 },
-    Load { epoch: u8, snapshot: Snapshot },
-    End { epoch: u8, chunks: u8, stock: u8 },
+    Begin { epoch: u8, rebuild: u8 },
+    Load { epoch: u8, rebuild: u8, snapshot: Snapshot },
+    End(End),
     Purge,
     Insert { request: u8, order: u8, epoch: u8 },
     Release { request: u8 },
@@ -36,7 +36,7 @@ impl Call {
             | Call::Freeze { .. }
             | Call::Begin { .. }
             | Call::Load { .. }
-            | Call::End { .. }
+            | Call::End(_)
             | Call::Purge => true,
             Call::Insert { .. }
             | Call::Release { .. }
@@ -66,7 +66,7 @@ impl World {
                 | Call::Freeze { .. }
                 | Call::Begin { .. }
                 | Call::Load { .. }
-                | Call::End { .. }
+                | Call::End(_)
                 | Call::Purge
                 | Call::MarkReleased { .. }
                 | Call::Commit => false,
@@ -99,14 +99,14 @@ impl World {
                 self.give_back(scope, request.into(), epoch);
             }
             Call::Freeze { epoch } => self.engine.freeze(epoch),
-            Call::Begin { epoch } => {
-                self.engine.begin(scope, epoch);
+            Call::Begin { epoch, rebuild } => {
+                self.engine.begin(scope, epoch, rebuild);
             }
-            Call::Load { epoch, snapshot } => {
-                self.engine.load(epoch, &snapshot);
+            Call::Load { epoch, rebuild, snapshot } => {
+                self.engine.load(epoch, rebuild, &snapshot);
             }
-            Call::End { epoch, chunks, stock } => {
-                self.engine.end(scope, epoch, chunks, stock);
+            Call::End(end) => {
+                self.engine.end(scope, end);
             }
             Call::Purge => self.purge(),
             Call::Insert { request, order, epoch } => {

@@ -29,6 +29,8 @@ pub struct Data {
     pub server: u8,
     pub frozen: Frozen,
     pub chunk: u8,
+    /// Which rebuild it was, where rebuilds have names.
+    pub rebuild: u8,
     pub stock: Option<u8>,
     /// By buyer: each has one slot.
     pub held: [Option<Held>; BUYERS],
@@ -43,6 +45,15 @@ pub struct Engine {
     pub data: Data,
     /// The data before the last write, while a failover may still happen.
     pub behind: Data,
+}
+
+/// What `rebuild_end.lua` is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct End {
+    pub epoch: u8,
+    pub rebuild: u8,
+    pub chunks: u8,
+    pub stock: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +98,7 @@ impl Data {
         server: 0,
         frozen: Frozen::No,
         chunk: 0,
+        rebuild: 0,
         stock: None,
         held: [None; BUYERS],
         unacked: [false; BUYERS],
@@ -203,13 +215,18 @@ impl Engine {
     }
 
     /// `rebuild_begin.lua`; false when it is refused.
-    pub fn begin(&mut self, scope: &Scope, epoch: u8) -> bool {
+    pub fn begin(&mut self, scope: &Scope, epoch: u8, rebuild: u8) -> bool {
         if self.data.epoch >= epoch {
             return false;
         }
         let before = self.data;
-        self.data =
-            Data { epoch, server: self.identity, frozen: Frozen::Rebuilding, ..Data::EMPTY };
+        self.data = Data {
+            epoch,
+            server: self.identity,
+            rebuild,
+            frozen: Frozen::Rebuilding,
+            ..Data::EMPTY
+        };
         if scope.is(Broken::BeginKeepsUnacked) {
             for buyer in (0..BUYERS).filter(|&buyer| before.unacked[buyer]) {
                 self.data.held[buyer] = before.held[buyer];
@@ -220,8 +237,8 @@ impl Engine {
     }
 
     /// `rebuild_load.lua` with all rows in one chunk; false when it is refused.
-    pub fn load(&mut self, epoch: u8, snapshot: &Snapshot) -> bool {
-        if !self.is_rebuilding(epoch) {
+    pub fn load(&mut self, epoch: u8, rebuild: u8, snapshot: &Snapshot) -> bool {
+        if !self.is_rebuilding(epoch) || self.data.rebuild != rebuild {
             return false;
         }
         if self.data.chunk == 0 {
@@ -235,13 +252,17 @@ impl Engine {
     }
 
     /// `rebuild_end.lua`; false when it is refused.
-    pub fn end(&mut self, scope: &Scope, epoch: u8, chunks: u8, stock: u8) -> bool {
-        let any = scope.is(Broken::EndOfAnyEpoch) && self.is_rebuilding(self.data.epoch);
-        if !any && (!self.is_rebuilding(epoch) || self.data.chunk != chunks) {
+    pub fn end(&mut self, scope: &Scope, end: End) -> bool {
+        let End { epoch, rebuild, chunks, stock } = end;
+        let is_own =
+            self.is_rebuilding(epoch) && self.data.chunk == chunks && self.data.rebuild == rebuild;
+        let is_any = scope.is(Broken::EndOfAnyEpoch) && self.is_rebuilding(self.data.epoch);
+        if !is_own && !is_any {
             return false;
         }
         self.data.frozen = Frozen::No;
         self.data.chunk = 0;
+        self.data.rebuild = 0;
         self.data.stock = Some(stock);
         true
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     calls::Call,
-    engine::Data,
+    engine::{Data, End},
     programs::Step,
     scope::{LATE, Role, SERVERS, Scope},
     sql::Lock,
@@ -180,8 +180,8 @@ impl World {
             | Call::Acknowledge { epoch, .. }
             | Call::Freeze { epoch }
             | Call::Load { epoch, .. }
-            | Call::End { epoch, .. } => engine_only_rises && engine > epoch,
-            Call::Begin { epoch } => engine_only_rises && engine >= epoch,
+            | Call::End(End { epoch, .. }) => engine_only_rises && engine > epoch,
+            Call::Begin { epoch, .. } => engine_only_rises && engine >= epoch,
             Call::Insert { request, epoch, .. } => {
                 row(request) != crate::sql::RowState::None || sql.epoch > epoch
             }

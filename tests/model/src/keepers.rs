@@ -2,7 +2,7 @@
 //! them, and the settler of the design.
 
 use crate::{
-    engine::{Data, Refusal, small},
+    engine::{Data, End, Refusal, small},
     programs::{Step, Taking},
     scope::{BUYERS, Broken, REQUESTS, Role, Scope},
     sql::{Lock, RowState, Snapshot},
@@ -95,6 +95,10 @@ impl World {
         if self.sql.is_locked() {
             return None;
         }
+        if scope.names_rebuilds {
+            self.begun += 1;
+            self.programs[program].rebuild = self.begun;
+        }
         self.programs[program].step = match self.sql.raise(scope, program, sql, above) {
             Some(epoch) if scope.is(Broken::LoadAfterCommit) => {
                 let read = Some(self.what_to_load(scope));
@@ -114,12 +118,13 @@ impl World {
         epoch: u8,
         read: Option<Snapshot>,
     ) {
-        let begun = self.engine.begin(scope, epoch);
+        let rebuild = self.programs[program].rebuild;
+        let begun = self.engine.begin(scope, epoch, rebuild);
         let is_empty = read.unwrap_or_else(|| self.what_to_load(scope)) == Snapshot::EMPTY;
         if !begun {
             self.overtaken(scope, program);
         } else if is_empty {
-            self.programs[program].step = self.loaded(scope, epoch, read);
+            self.programs[program].step = self.loaded(scope, program, epoch, read);
         } else {
             self.programs[program].step = Step::Load { epoch, read };
         }
@@ -133,38 +138,36 @@ impl World {
         read: Option<Snapshot>,
     ) {
         let snapshot = read.unwrap_or_else(|| self.what_to_load(scope));
-        if self.engine.load(epoch, &snapshot) {
-            self.programs[program].step = self.loaded(scope, epoch, read);
+        let rebuild = self.programs[program].rebuild;
+        if self.engine.load(epoch, rebuild, &snapshot) {
+            self.programs[program].step = self.loaded(scope, program, epoch, read);
         } else {
             self.overtaken(scope, program);
         }
     }
 
-    pub(crate) fn end_rebuild(
-        &mut self,
-        scope: &Scope,
-        program: usize,
-        (epoch, chunks, stock): (u8, u8, u8),
-    ) {
-        if self.engine.end(scope, epoch, chunks, stock) {
-            self.adopt(scope.roles[program].server(), epoch);
+    pub(crate) fn end_rebuild(&mut self, scope: &Scope, program: usize, end: End) {
+        if self.engine.end(scope, end) {
+            self.adopt(scope.roles[program].server(), end.epoch);
         }
         self.close(scope, program);
     }
 
     /// All is loaded: what is left to sell, by the rows or by the counter, whichever is more.
-    fn loaded(&self, scope: &Scope, epoch: u8, read: Option<Snapshot>) -> Step {
-        let chunks = self.engine.data.chunk;
+    fn loaded(&self, scope: &Scope, program: usize, epoch: u8, read: Option<Snapshot>) -> Step {
+        let end = |taken: u8| End {
+            epoch,
+            rebuild: self.programs[program].rebuild,
+            chunks: u8::from(self.what_to_load(scope) != Snapshot::EMPTY),
+            stock: scope.total.saturating_sub(taken),
+        };
         match read {
             Some(snapshot) => {
                 let held = snapshot.held.iter().flatten();
                 let live: u8 = held.map(|held| scope.units[usize::from(held.request)]).sum();
-                Step::End { epoch, chunks, stock: scope.total.saturating_sub(live) }
+                Step::End(End { chunks: (snapshot != Snapshot::EMPTY).into(), ..end(live) })
             }
-            None => {
-                let taken = self.sql.units(scope).max(self.sql.reserved);
-                Step::Commit { epoch, chunks, stock: scope.total.saturating_sub(taken) }
-            }
+            None => Step::Commit(end(self.sql.units(scope).max(self.sql.reserved))),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::{
     calls::Call,
-    engine::small,
+    engine::{End, small},
     scope::{Broken, Role, Scope},
     sql::{Lock, Snapshot},
     world::{Answer, Before, World},
@@ -86,16 +86,9 @@ pub enum Step {
         epoch: u8,
         read: Option<Snapshot>,
     },
-    Commit {
-        epoch: u8,
-        chunks: u8,
-        stock: u8,
-    },
-    End {
-        epoch: u8,
-        chunks: u8,
-        stock: u8,
-    },
+    /// The commit, and what comes after it.
+    Commit(End),
+    End(End),
     /// Settler: is anything unacked?
     Settle,
     Purge,
@@ -105,12 +98,14 @@ pub enum Step {
 pub struct Program {
     pub step: Step,
     pub attempt: u8,
+    /// The name of its rebuild, where rebuilds have names.
+    pub rebuild: u8,
     pub before: Before,
 }
 
 impl Default for Program {
     fn default() -> Self {
-        Self { step: Step::Idle, attempt: 0, before: Before::default() }
+        Self { step: Step::Idle, attempt: 0, rebuild: 0, before: Before::default() }
     }
 }
 
@@ -120,6 +115,7 @@ impl World {
     pub fn call_of(&self, scope: &Scope, program: usize) -> Option<Call> {
         let role = scope.roles[program];
         let known = self.known[role.server()];
+        let rebuild = self.programs[program].rebuild;
         let take = |request| Call::Reserve {
             request: small(request),
             order: small(program) + 1,
@@ -150,12 +146,13 @@ impl World {
                 Call::Tombstone { request: small(request), order }
             }
             (Step::MarkReleased { request }, _) => Call::MarkReleased { request },
-            (Step::Begin { epoch, .. }, _) => Call::Begin { epoch },
+            (Step::Begin { epoch, .. }, _) => Call::Begin { epoch, rebuild },
             (Step::Load { epoch, read }, _) => {
-                Call::Load { epoch, snapshot: read.unwrap_or_else(|| self.what_to_load(scope)) }
+                let snapshot = read.unwrap_or_else(|| self.what_to_load(scope));
+                Call::Load { epoch, rebuild, snapshot }
             }
-            (Step::Commit { .. }, _) => Call::Commit,
-            (Step::End { epoch, chunks, stock }, _) => Call::End { epoch, chunks, stock },
+            (Step::Commit(_), _) => Call::Commit,
+            (Step::End(end), _) => Call::End(end),
             (Step::Settle, _) => Call::Settle,
             (Step::Purge, _) => Call::Purge,
             (
@@ -225,13 +222,11 @@ impl World {
             Step::Raise { sql, above } => next.raise(scope, program, sql, above)?,
             Step::Begin { epoch, read } => next.begin_rebuild(scope, program, epoch, read),
             Step::Load { epoch, read } => next.load(scope, program, epoch, read),
-            Step::Commit { epoch, chunks, stock } => {
-                next.sql.commit(epoch);
-                next.programs[program].step = Step::End { epoch, chunks, stock };
+            Step::Commit(end) => {
+                next.sql.commit(end.epoch);
+                next.programs[program].step = Step::End(end);
             }
-            Step::End { epoch, chunks, stock } => {
-                next.end_rebuild(scope, program, (epoch, chunks, stock));
-            }
+            Step::End(end) => next.end_rebuild(scope, program, end),
             Step::Settle => {
                 next.close(scope, program);
                 if next.sql.settle(scope) {

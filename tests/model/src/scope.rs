@@ -114,6 +114,8 @@ pub struct Scope {
     pub epochs: u8,
     /// Whether rebuilders wait for each other; a server does for 3 seconds.
     pub patient: bool,
+    /// Whether each rebuild has a name of its own, which its calls carry beside the epoch.
+    pub names_rebuilds: bool,
     pub broken: &'static [Broken],
 }
 
@@ -137,6 +139,7 @@ impl Scope {
             faults,
             epochs,
             patient: false,
+            names_rebuilds: false,
             broken: &[],
         }
     }

@@ -72,6 +72,12 @@ pub fn mixed(large: bool) -> Scope {
     Scope::new("mixed", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 4)
 }
 
+/// The same, where each rebuild has a name of its own.
+#[must_use]
+pub fn mixed_with_names(large: bool) -> Scope {
+    Scope { name: "mixed, with names", names_rebuilds: true, ..mixed(large) }
+}
+
 /// One buyer asks for both units, then for one, while another asks for one; a call is not answered.
 #[must_use]
 pub fn units(large: bool) -> Scope {

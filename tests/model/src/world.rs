@@ -18,6 +18,8 @@ pub struct World {
     /// Calls whose caller waits no longer; in order, so that equal worlds are equal.
     pub late: [Option<Call>; LATE],
     pub left: Faults,
+    /// Rebuilds that were begun, where they have names.
+    pub begun: u8,
     pub told: Told,
 }
 
@@ -74,6 +76,7 @@ impl World {
             programs: [Program::default(); PROGRAMS],
             late: [None; LATE],
             left: scope.faults,
+            begun: 0,
             told: Told::default(),
         }
     }
