@@ -21,6 +21,7 @@ mod engine_differential;
 mod engine_redis;
 mod faults;
 mod flows;
+mod histories;
 mod known_faults;
 mod outage;
 mod pipeline;

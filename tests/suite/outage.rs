@@ -22,7 +22,7 @@ use tonic_health::{
 use tonic_types::StatusExt as _;
 
 use crate::support::{
-    calls::{Shop, Win, drained, win},
+    calls::{Shop, Win, assert_history, drained, win},
     databases::{self, Fresh, admin},
     process::channel,
     proxy::Proxy,
@@ -106,7 +106,7 @@ impl Shopping {
             .collect::<Vec<Call>>();
         let outage = async {
             self.wins(&won, 50).await;
-            let left = Instant::now();
+            let (left, since) = (Instant::now(), self.shop.log.now());
             away().await;
             self.is_healthy(ServingStatus::NotServing, Duration::from_secs(3)).await;
             back().await;
@@ -115,6 +115,7 @@ impl Shopping {
             self.wins(&won, won.load(Ordering::Relaxed) + 1).await;
             let recovered = returned.elapsed();
             assert!(recovered < BACK, "it took {recovered:?}");
+            self.shop.log.rebuilt(since);
             self.wins(&won, won.load(Ordering::Relaxed) + 50).await;
             over.store(true, Ordering::Relaxed);
             (left, returned)
@@ -149,6 +150,7 @@ impl Shopping {
         let books = world.read_books(&self.shop.key).await.unwrap();
         assert_eq!(books.contradictions(), Vec::<String>::new(), "{books:?}");
         assert_eq!(books.live_orders, i64::try_from(calls.len()).unwrap(), "{books:?}");
+        assert_history(&self.shop.log, &world, &self.shop.key, 1).await;
         self.server.stop().await;
     }
 }

@@ -20,7 +20,8 @@ use tokio::{task::JoinSet, time::Instant};
 use tonic::transport::Channel;
 
 use crate::support::{
-    calls::{Shop, Win, drained, win},
+    calls::{Shop, Win, assert_history, drained, win},
+    history::Log,
     process::channel,
     world::{Ground, Sale, World, on_every_ground, on_every_redis},
 };
@@ -48,6 +49,7 @@ struct Storm {
     /// Answers that were no decision, by reason.
     undecided: AtomicUsize,
     wins: Mutex<Vec<Win>>,
+    log: Log,
 }
 
 /// A server, with an activity that is on sale.
@@ -73,6 +75,7 @@ impl Storm {
             answered: AtomicUsize::new(0),
             undecided: AtomicUsize::new(0),
             wins: Mutex::default(),
+            log: Log::new(),
         })
     }
 
@@ -80,7 +83,7 @@ impl Storm {
     async fn rage(self: &Arc<Self>, server: &Server, meddle: impl Future<Output = ()>) {
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS / SHARE {
-            let shop = Shop::new(&self.key, channel(server.addr).await);
+            let shop = Shop::new(&self.key, channel(server.addr).await).with_log(&self.log);
             for _ in 0..SHARE {
                 clients.spawn(self.clone().buy(shop.clone()));
             }
@@ -181,7 +184,7 @@ impl Storm {
 
     /// Sells what came back late, and compares what was told with the books, to the unit.
     async fn settle(&self, ground: &Ground<'_>, server: Server) {
-        let shop = Shop::new(&self.key, channel(server.addr).await);
+        let shop = Shop::new(&self.key, channel(server.addr).await).with_log(&self.log);
         let mut wins = std::mem::take(&mut *self.wins.lock().unwrap());
         assert!(wins.len() as i64 <= self.total);
         for nth in 0.. {
@@ -202,6 +205,7 @@ impl Storm {
         drained(channel(server.addr).await, &self.key).await;
         let world = World { parts: server.parts.clone(), settings: ground.settings() };
         assert_told(&world, &self.key, &wins).await;
+        assert_history(&self.log, &world, &self.key, 1).await;
         server.stop().await;
     }
 }
@@ -249,10 +253,14 @@ on_every_redis! {
     async fn a_flushed_engine_is_rebuilt_in_the_middle_of_the_sale(ground: &Ground<'_>, redis: &RedisServer) {
         let (server, key) = serve(ground, 400).await;
         let storm = Storm::new(&key, 400, 1_200);
+        let world = World { parts: server.parts.clone(), settings: ground.settings() };
         let flush = async {
             for buyers in [100, 300] {
                 storm.answered(buyers).await;
+                let (since, before) = (storm.log.now(), server.parts.recovery.rebuilds());
                 redis.command::<String>(&["FLUSHALL"]).await;
+                world.rebuilt_since(&key, before).await;
+                storm.log.rebuilt(since);
             }
         };
         storm.rage(&server, flush).await;

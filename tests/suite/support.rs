@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 pub(crate) mod calls;
 pub(crate) mod databases;
+pub(crate) mod history;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod redis_server;

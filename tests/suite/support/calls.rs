@@ -2,18 +2,24 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use seckill::{
     api::pb::{
         self, ReleaseOutcome, ReserveOutcome, seckill_admin_client::SeckillAdminClient,
         seckill_client::SeckillClient,
     },
-    domain::OfferKey,
+    domain::{BuyerId, OfferKey, RequestId, name_reservation},
+    entity::{orders, orders::OrderState},
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Status, transport::Channel};
 use tonic_types::StatusExt as _;
 
-use super::{eventually, world::Ground};
+use super::{
+    eventually,
+    history::{Answer, Ask, AtRest, Log, Order},
+    world::{Ground, World},
+};
 
 /// How long a caller repeats what was not decided.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -26,16 +32,25 @@ pub(crate) struct Win {
     pub(crate) order_no: String,
 }
 
-/// An order service that sells one offer.
+/// How long units may be free before nobody may be turned away for want of them.
+const SOLD_OUT_GRACE: Duration = Duration::from_millis(250);
+
+/// An order service that sells one offer, and writes down what it asks and is told.
 #[derive(Debug, Clone)]
 pub(crate) struct Shop {
     pub(crate) key: OfferKey,
     pub(crate) client: SeckillClient<Channel>,
+    pub(crate) log: Log,
 }
 
 impl Shop {
     pub(crate) fn new(key: &OfferKey, channel: Channel) -> Self {
-        Self { key: key.clone(), client: SeckillClient::new(channel) }
+        Self { key: key.clone(), client: SeckillClient::new(channel), log: Log::new() }
+    }
+
+    /// The same, writing into this log.
+    pub(crate) fn with_log(self, log: &Log) -> Self {
+        Self { log: log.clone(), ..self }
     }
 
     /// One attempt, with a deadline.
@@ -52,7 +67,16 @@ impl Shop {
             request_id: request_id.to_owned(),
         });
         request.set_timeout(Duration::from_secs(10));
-        self.client.clone().reserve(request).await.map(tonic::Response::into_inner)
+        let names = name_reservation(
+            &self.key,
+            &BuyerId::new(buyer).unwrap(),
+            Some(&RequestId::new(request_id).unwrap()),
+        );
+        let (request_id, names) = (request_id.to_owned(), names.to_string());
+        let call = self.log.invoked(buyer, Ask::Reserve { request_id, quantity: 1, names });
+        let answer = self.client.clone().reserve(request).await?.into_inner();
+        self.log.returned(call, answer_of(&answer));
+        Ok(answer)
     }
 
     pub(crate) async fn release(&self, win: &Win) -> Result<ReleaseOutcome, Status> {
@@ -64,7 +88,11 @@ impl Shop {
             reason: "test".to_owned(),
         });
         request.set_timeout(Duration::from_secs(10));
-        self.client.clone().release(request).await.map(|answer| answer.into_inner().outcome())
+        let reservation_id = win.reservation_id.clone();
+        let call = self.log.invoked(&win.buyer, Ask::Release { reservation_id });
+        let outcome = self.client.clone().release(request).await?.into_inner().outcome();
+        self.log.returned(call, release_answer(outcome));
+        Ok(outcome)
     }
 
     /// Repeats an attempt until it is decided.
@@ -87,6 +115,58 @@ impl Shop {
                 Err(status) => wait_to_repeat(&status, deadline).await,
             }
         }
+    }
+}
+
+fn answer_of(answer: &pb::ReserveResponse) -> Answer {
+    match answer.outcome() {
+        ReserveOutcome::Reserved => {
+            let win = win(answer).expect("a win has its reservation");
+            Answer::Reserved { reservation_id: win.reservation_id, order_no: win.order_no }
+        }
+        ReserveOutcome::Released => Answer::Released,
+        ReserveOutcome::Duplicate => Answer::Duplicate,
+        ReserveOutcome::SoldOut => Answer::SoldOut,
+        ReserveOutcome::Insufficient => Answer::Insufficient {
+            remaining: u64::try_from(answer.remaining.expect("it says how many")).unwrap(),
+        },
+        _ => Answer::Refused,
+    }
+}
+
+fn release_answer(outcome: ReleaseOutcome) -> Answer {
+    match outcome {
+        ReleaseOutcome::Released => Answer::Released,
+        ReleaseOutcome::AlreadyReleased => Answer::AlreadyReleased,
+        ReleaseOutcome::NotReserved => Answer::NotReserved,
+        _ => Answer::Refused,
+    }
+}
+
+/// Whether all that clients were told can be true, with what the stores hold at rest.
+pub(crate) async fn assert_history(log: &Log, world: &World, key: &OfferKey, max_orders: u32) {
+    let books = world.read_books(key).await.unwrap();
+    let count = |figure: i64| u64::try_from(figure).unwrap();
+    let orders = orders::Entity::find()
+        .filter(orders::Column::ActivityId.eq(key.activity_id.as_str()))
+        .filter(orders::Column::SkuId.eq(key.sku_id.as_str()))
+        .all(world.parts.database.reader());
+    let orders = orders.await.unwrap().into_iter().map(|order| Order {
+        reservation_id: order.reservation_id,
+        order_no: order.order_no,
+        buyer: order.user_id,
+        units: u64::try_from(order.quantity).unwrap(),
+        is_live: order.state != OrderState::Cancelled,
+    });
+    let at_rest = AtRest {
+        engine_remaining: count(books.engine_remaining),
+        engine_reserved: count(books.engine_units_reserved),
+        sql_reserved: count(books.sql_reserved),
+        orders: orders.collect(),
+    };
+    let history = log.history(count(books.total), max_orders);
+    if let Err(wrong) = history.check(SOLD_OUT_GRACE, &at_rest) {
+        panic!("{wrong}\nafter {} calls", history.calls.len());
     }
 }
 
