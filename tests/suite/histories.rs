@@ -345,3 +345,95 @@ fn one_bad_answer_fails_the_whole_check() {
     bad[3] = wins("cid/1", 41, 50);
     refused(of(1, bad).check(GRACE, &at_rest), "oversold");
 }
+
+/// Calls on a counter that is right: each has its effect at a moment between call and answer, and
+/// of some the answer is lost, or the call.
+fn simulated(random: &mut fastrand::Rng, total: u64, most_units: u64) -> Vec<Call> {
+    // Moments of effect with the calls, in time; buyers repeat what was lost.
+    let mut calls: Vec<(u64, Call)> = Vec::new();
+    for nth in 0..random.usize(20..60) {
+        let who = format!("buyer-{nth}/1");
+        let units = random.u64(1..=most_units);
+        let mut at = random.u64(0..400);
+        let gives_back = random.bool();
+        let mut ask = |call: Call, at: &mut u64| {
+            loop {
+                let effect = *at + random.u64(1..60);
+                let end = effect + random.u64(0..60);
+                let lost = random.u8(0..4) == 0;
+                let returned = (!lost).then_some((ms(end), Answer::Refused));
+                let never = lost && random.bool();
+                let effect = if never { u64::MAX } else { effect };
+                calls.push((effect, Call { invoked: ms(*at), returned, ..call.clone() }));
+                *at = end;
+                if !lost {
+                    return;
+                }
+            }
+        };
+        ask(reserve(&who, units, 0, 0, Answer::Refused), &mut at);
+        if gives_back {
+            ask(release(&who, 0, 0, Answer::Refused), &mut at);
+        }
+    }
+    calls.sort_by_key(|(effect, _)| *effect);
+    let (mut free, mut held) = (total, std::collections::HashMap::<String, u64>::new());
+    for (effect, call) in &mut calls {
+        if *effect == u64::MAX {
+            continue;
+        }
+        let answer = match &call.ask {
+            Ask::Reserve { quantity, names, .. } => match held.get(names) {
+                Some(0) => Answer::Released,
+                Some(_) => told(names),
+                None if free == 0 => Answer::SoldOut,
+                None if free < *quantity => Answer::Insufficient { remaining: free },
+                None => {
+                    free -= quantity;
+                    held.insert(names.clone(), *quantity);
+                    told(names)
+                }
+            },
+            Ask::Release { reservation_id } => match held.get_mut(reservation_id) {
+                None => Answer::NotReserved,
+                Some(0) => Answer::AlreadyReleased,
+                Some(units) => {
+                    free += std::mem::take(units);
+                    Answer::Released
+                }
+            },
+        };
+        if let Some((_, told)) = &mut call.returned {
+            *told = answer;
+        }
+    }
+    calls.into_iter().map(|(_, call)| call).collect()
+}
+
+#[test]
+fn whatever_a_right_counter_answers_is_accepted() {
+    for seed in 0..400 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (total, most_units) = (random.u64(1..15), if seed % 4 == 0 { 3 } else { 1 });
+        let history = of(total, simulated(&mut random, total, most_units));
+        let outcome = history
+            .is_linearizable()
+            .and_then(|()| history.never_oversold())
+            .and_then(|()| history.no_false_sold_out(Duration::ZERO))
+            .and_then(|()| history.same_request_same_reservation());
+        if let Err(wrong) = outcome {
+            panic!("seed {seed}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn a_counter_that_has_one_unit_more_is_found_out() {
+    let mut found = 0;
+    for seed in 0..100 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let history = of(5, simulated(&mut random, 6, 1));
+        found += usize::from(history.is_linearizable().is_err());
+    }
+    assert!(found > 80, "{found} of 100");
+}

@@ -33,3 +33,4 @@ mod support;
 mod tidy;
 mod traces;
 mod watch;
+mod watched;

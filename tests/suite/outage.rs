@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future, stream};
 use sea_orm::ConnectionTrait;
 use seckill::{
     config::{SecretUrl, Settings},
@@ -22,7 +22,7 @@ use tonic_health::{
 use tonic_types::StatusExt as _;
 
 use crate::support::{
-    calls::{Shop, Win, assert_history, drained, win},
+    calls::{Shop, Win, assert_history, drained, follow_epochs, win},
     databases::{self, Fresh, admin},
     process::channel,
     proxy::Proxy,
@@ -106,7 +106,7 @@ impl Shopping {
             .collect::<Vec<Call>>();
         let outage = async {
             self.wins(&won, 50).await;
-            let (left, since) = (Instant::now(), self.shop.log.now());
+            let left = Instant::now();
             away().await;
             self.is_healthy(ServingStatus::NotServing, Duration::from_secs(3)).await;
             back().await;
@@ -115,12 +115,15 @@ impl Shopping {
             self.wins(&won, won.load(Ordering::Relaxed) + 1).await;
             let recovered = returned.elapsed();
             assert!(recovered < BACK, "it took {recovered:?}");
-            self.shop.log.rebuilt(since);
             self.wins(&won, won.load(Ordering::Relaxed) + 50).await;
             over.store(true, Ordering::Relaxed);
             (left, returned)
         };
-        let (calls, (left, returned)) = tokio::join!(calls, outage);
+        let world = World { parts: self.server.parts.clone(), settings: self.settings.clone() };
+        let (calls, (left, returned)) = tokio::select! {
+            over = future::join(calls, outage) => over,
+            () = follow_epochs(&self.shop.log, &world, self.key()) => unreachable!("it never ends"),
+        };
         assert_refused_at_once(&calls, left, returned);
         self.settle(calls).await;
     }

@@ -12,15 +12,15 @@ use std::{
 
 use futures_util::{StreamExt as _, future, stream};
 use seckill::{
-    api::pb::{self, ReleaseOutcome, ReserveOutcome, seckill_client::SeckillClient},
+    api::pb::{self, ReleaseOutcome, ReserveOutcome},
+    config::Settings,
     domain::OfferKey,
     server::Server,
 };
 use tokio::{task::JoinSet, time::Instant};
-use tonic::transport::Channel;
 
 use crate::support::{
-    calls::{Shop, Win, assert_history, drained, win},
+    calls::{Recorder, Shop, Win, assert_history, drained, follow_epochs, win},
     history::Log,
     process::channel,
     world::{Ground, Sale, World, on_every_ground, on_every_redis},
@@ -88,17 +88,19 @@ impl Storm {
                 clients.spawn(self.clone().buy(shop.clone()));
             }
         }
-        let watch = self.watch(channel(server.addr).await);
+        let watcher = Recorder::start(channel(server.addr).await, &self.key).await;
         let all = async {
             while let Some(ended) = clients.join_next().await {
                 ended.unwrap();
             }
         };
-        let mut sale = pin!(future::join(all, meddle));
-        tokio::select! {
-            _ = &mut sale => {}
-            ended = watch => panic!("the watch ended: {ended:?}"),
-        }
+        let world = World { parts: server.parts.clone(), settings: Settings::default() };
+        let sale = pin!(future::join(all, meddle));
+        let epochs = pin!(follow_epochs(&self.log, &world, &self.key));
+        future::select(sale, epochs).await;
+        let seen = watcher.seen();
+        assert_eq!(seen.end, None, "the watch ended");
+        seen.check().unwrap();
     }
 
     async fn buy(self: Arc<Self>, shop: Shop) {
@@ -155,22 +157,6 @@ impl Storm {
                 shop.insist(buyer, request_id).await
             }
         }
-    }
-
-    /// No figure of the watch is impossible, and neither epoch nor revision goes back.
-    async fn watch(&self, channel: Channel) -> Result<(), tonic::Status> {
-        let activity_id = self.key.activity_id.to_string();
-        let request = pb::WatchStockRequest { activity_id, ..Default::default() };
-        let mut stock = SeckillClient::new(channel).watch_stock(request).await?.into_inner();
-        let mut before = (0, 0);
-        while let Some(update) = stock.message().await? {
-            assert!(update.remaining >= 0 && update.reserved >= 0, "{update:?}");
-            assert!(update.remaining + update.reserved <= self.total, "{update:?}");
-            let now = (update.epoch, update.revision);
-            assert!(now >= before, "{now:?} after {before:?}");
-            before = now;
-        }
-        Ok(())
     }
 
     /// Waits until so many buyers have their answer.
@@ -253,14 +239,10 @@ on_every_redis! {
     async fn a_flushed_engine_is_rebuilt_in_the_middle_of_the_sale(ground: &Ground<'_>, redis: &RedisServer) {
         let (server, key) = serve(ground, 400).await;
         let storm = Storm::new(&key, 400, 1_200);
-        let world = World { parts: server.parts.clone(), settings: ground.settings() };
         let flush = async {
             for buyers in [100, 300] {
                 storm.answered(buyers).await;
-                let (since, before) = (storm.log.now(), server.parts.recovery.rebuilds());
                 redis.command::<String>(&["FLUSHALL"]).await;
-                world.rebuilt_since(&key, before).await;
-                storm.log.rebuilt(since);
             }
         };
         storm.rage(&server, flush).await;

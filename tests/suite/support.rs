@@ -16,6 +16,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis_server;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
+pub(crate) mod watched;
 pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.

@@ -1,6 +1,10 @@
 //! Calls over gRPC as an order service makes them.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use seckill::{
@@ -11,13 +15,14 @@ use seckill::{
     domain::{BuyerId, OfferKey, RequestId, name_reservation},
     entity::{orders, orders::OrderState},
 };
-use tokio::time::Instant;
-use tonic::{Code, Request, Status, transport::Channel};
+use tokio::{sync::watch, task::JoinHandle, time::Instant};
+use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use tonic_types::StatusExt as _;
 
 use super::{
     eventually,
     history::{Answer, Ask, AtRest, Log, Order},
+    watched::{End, Message, Watched},
     world::{Ground, World},
 };
 
@@ -143,6 +148,18 @@ fn release_answer(outcome: ReleaseOutcome) -> Answer {
     }
 }
 
+/// Notes in the log under which epoch the engine sells, for ever.
+pub(crate) async fn follow_epochs(log: &Log, world: &World, key: &OfferKey) {
+    let offer = world.offer(key).await;
+    loop {
+        let asked = log.now();
+        if let Ok(Ok(levels)) = offer.segment.scripts.levels().await {
+            log.whole(levels.stamp.epoch, asked);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Whether all that clients were told can be true, with what the stores hold at rest.
 pub(crate) async fn assert_history(log: &Log, world: &World, key: &OfferKey, max_orders: u32) {
     let books = world.read_books(key).await.unwrap();
@@ -167,6 +184,109 @@ pub(crate) async fn assert_history(log: &Log, world: &World, key: &OfferKey, max
     let history = log.history(count(books.total), max_orders);
     if let Err(wrong) = history.check(SOLD_OUT_GRACE, &at_rest) {
         panic!("{wrong}\nafter {} calls", history.calls.len());
+    }
+}
+
+/// Watches the stock of one offer and writes down what is sent.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    began: Instant,
+    seen: Arc<Mutex<Watched>>,
+    /// Whether it reads.
+    reads: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Recorder {
+    /// Starts to watch, and has read the snapshot.
+    pub(crate) async fn start(channel: Channel, key: &OfferKey) -> Self {
+        let request = pb::WatchStockRequest {
+            activity_id: key.activity_id.to_string(),
+            sku_ids: vec![key.sku_id.to_string()],
+            ..Default::default()
+        };
+        let began = Instant::now();
+        let stream = SeckillClient::new(channel).watch_stock(request).await.unwrap().into_inner();
+        let skus = vec![key.sku_id.to_string()];
+        let seen = Arc::new(Mutex::new(Watched { skus, ..Watched::default() }));
+        let (reads, may_read) = watch::channel(true);
+        #[allow(clippy::disallowed_methods, reason = "it ends with the stream or the test")]
+        let task = tokio::spawn(record(stream, began, seen.clone(), may_read));
+        let recorder = Self { began, seen, reads, task };
+        eventually("a snapshot", async || (!recorder.seen().messages.is_empty()).then_some(()))
+            .await;
+        recorder
+    }
+
+    /// The time in what it writes down.
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// What was sent up to now.
+    pub(crate) fn seen(&self) -> Watched {
+        let mut seen = self.seen.lock().unwrap().clone();
+        if seen.end.is_none() {
+            seen.until = self.now();
+        }
+        seen
+    }
+
+    /// Reads no more, but stays.
+    pub(crate) fn stall(&mut self) {
+        self.reads.send_replace(false);
+    }
+
+    /// Reads on; answers since when.
+    pub(crate) fn resume(&mut self) -> Duration {
+        let now = self.now();
+        self.reads.send_replace(true);
+        now
+    }
+
+    /// All that was sent, once the stream has ended.
+    pub(crate) async fn ended(self) -> Watched {
+        tokio::time::timeout(PATIENCE, self.task).await.expect("the stream ends").unwrap();
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+async fn record(
+    mut stream: Streaming<pb::WatchStockResponse>,
+    began: Instant,
+    seen: Arc<Mutex<Watched>>,
+    mut may_read: watch::Receiver<bool>,
+) {
+    loop {
+        if may_read.wait_for(|reads| *reads).await.is_err() {
+            return;
+        }
+        let next = stream.message().await;
+        let mut seen = seen.lock().unwrap();
+        let at = began.elapsed();
+        seen.until = at;
+        match next {
+            Ok(Some(update)) => seen.messages.push(Message {
+                at,
+                state: update.state().as_str_name().replace("ACTIVITY_STATE_", ""),
+                sku: update.sku_id,
+                total: update.total,
+                remaining: update.remaining,
+                reserved: update.reserved,
+                epoch: update.epoch,
+                revision: update.revision,
+                snapshot: update.snapshot,
+                heartbeat: update.heartbeat,
+            }),
+            ended => {
+                seen.end = Some(match ended {
+                    Err(status) if status.code() == Code::Unavailable => End::Unavailable,
+                    Err(_) => End::Other,
+                    Ok(_) => End::Ok,
+                });
+                return;
+            }
+        }
     }
 }
 

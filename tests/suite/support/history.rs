@@ -91,7 +91,15 @@ pub(crate) struct History {
 #[derive(Debug, Clone)]
 pub(crate) struct Log {
     began: Instant,
-    entries: Arc<Mutex<(Vec<Call>, Vec<(Duration, Duration)>)>>,
+    entries: Arc<Mutex<Entries>>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    calls: Vec<Call>,
+    /// When the engine was last seen whole, and under which epoch.
+    whole: Option<(u64, Duration)>,
+    rebuilds: Vec<(Duration, Duration)>,
 }
 
 impl Log {
@@ -108,24 +116,32 @@ impl Log {
     pub(crate) fn invoked(&self, buyer: &str, ask: Ask) -> usize {
         let mut entries = self.entries.lock().unwrap();
         let invoked = self.now();
-        entries.0.push(Call { buyer: buyer.to_owned(), ask, invoked, returned: None });
-        entries.0.len() - 1
+        entries.calls.push(Call { buyer: buyer.to_owned(), ask, invoked, returned: None });
+        entries.calls.len() - 1
     }
 
     /// Notes the decision that a client was told just now.
     pub(crate) fn returned(&self, call: usize, answer: Answer) {
         let mut entries = self.entries.lock().unwrap();
-        entries.0[call].returned = Some((self.now(), answer));
+        entries.calls[call].returned = Some((self.now(), answer));
     }
 
-    /// Notes that the engine lost something after `since` and was rebuilt by now.
-    pub(crate) fn rebuilt(&self, since: Duration) {
+    /// Notes that the engine, asked at `asked`, sells under this epoch. Under another one than
+    /// before it was rebuilt between the last time that it was asked and now.
+    pub(crate) fn whole(&self, epoch: u64, asked: Duration) {
+        let mut entries = self.entries.lock().unwrap();
         let now = self.now();
-        self.entries.lock().unwrap().1.push((since, now));
+        if let Some((before, since)) = entries.whole
+            && before != epoch
+        {
+            entries.rebuilds.push((since, now));
+        }
+        entries.whole = Some((epoch, asked));
     }
 
     pub(crate) fn history(&self, total: u64, max_orders: u32) -> History {
-        let (calls, rebuilds) = self.entries.lock().unwrap().clone();
+        let entries = self.entries.lock().unwrap();
+        let (calls, rebuilds) = (entries.calls.clone(), entries.rebuilds.clone());
         History { total, max_orders, calls, rebuilds }
     }
 }

@@ -3,9 +3,9 @@
 //! It walks through the calls and answers in time. A call must have its place in the order before
 //! its answer; where it has none yet, the search chooses what takes place now, and comes back to
 //! choose otherwise when it ends in a contradiction (Wing and Gong's search in Lowe's form). What
-//! changes nothing takes place as soon as it is right. Where every call is about one unit, so do
-//! new reservations, and releases as late as they can: the fewer units are free, the more answers
-//! are right, so nothing else has to be tried and the search hardly ever goes back.
+//! changes nothing takes place as soon as it is right, everything else as late as it can. Where
+//! every call is about one unit it does not matter whose it is, so what must take place first
+//! stands for all of its kind, and the search hardly ever goes back.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -15,7 +15,7 @@ use std::{
 use super::{Answer, Ask, Call, History};
 
 /// Choices tried before the search gives up; a true history needs about one per call.
-const MOST_CHOICES: usize = 300_000;
+const MOST_CHOICES: usize = 100_000;
 
 pub(super) fn check(history: &History) -> Result<(), String> {
     let mut rebuilds = history.rebuilds.clone();
@@ -29,7 +29,8 @@ pub(super) fn check(history: &History) -> Result<(), String> {
 }
 
 /// Checks the calls between two rebuilds. What reaches into it from before has its effect in it or
-/// had it before; what reaches out of it may have an effect.
+/// had it before; what reaches out of it may have an effect, also if it is taken back by the
+/// rebuild and the answer is another one in the end.
 fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), String> {
     let mut state =
         State { free: history.total, max_orders: history.max_orders, ..State::default() };
@@ -40,15 +41,10 @@ fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), Str
             _ if call.invoked >= to => {}
             Some((at, _)) if *at <= from => state.settle(call)?,
             Some((_, answer)) if reaches_in && !answer.changes() => {}
-            Some((at, answer)) if *at > to => {
-                if answer.changes() {
-                    ops.push(Op { call, invoked: call.invoked.max(from), returned: None });
-                }
+            returned => {
+                let returned = returned.as_ref().map(|(at, _)| *at).filter(|at| *at <= to);
+                ops.push(Op { call, invoked: call.invoked.max(from), returned });
             }
-            Some((at, _)) => {
-                ops.push(Op { call, invoked: call.invoked.max(from), returned: Some(*at) });
-            }
-            None => ops.push(Op { call, invoked: call.invoked.max(from), returned: None }),
         }
     }
     Search::new(ops, state).run()
@@ -77,6 +73,26 @@ impl<'a> Op<'a> {
         }
     }
 
+    fn is_reserve(&self) -> bool {
+        matches!(self.call.ask, Ask::Reserve { .. })
+    }
+
+    /// Whether the answer says that this reservation was never made up to then, or not given back.
+    fn denies(&self, reserve: bool) -> bool {
+        if reserve {
+            self.wants_few_free()
+                || matches!(self.answer(), Some(Answer::Duplicate | Answer::NotReserved))
+        } else {
+            !self.is_reserve() && self.answer() == Some(&Answer::Released)
+        }
+    }
+
+    /// Whether the answer says that this reservation was made before, or given back.
+    fn proves(&self, reserve: bool) -> bool {
+        let given_back = matches!(self.answer(), Some(Answer::Released | Answer::AlreadyReleased));
+        given_back || reserve && matches!(self.answer(), Some(Answer::Reserved { .. }))
+    }
+
     fn answer(&self) -> Option<&'a Answer> {
         self.returned.and(self.call.returned.as_ref()).map(|(_, answer)| answer)
     }
@@ -95,6 +111,9 @@ struct State<'a> {
     /// Units held by each reservation; 0 when it was given back.
     units: HashMap<&'a str, u64>,
     orders: HashMap<&'a str, u32>,
+    /// Answers that have no place yet and deny that this reservation was made before them; or, with
+    /// `false`, given back.
+    denials: HashMap<(&'a str, bool), u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +132,8 @@ impl<'a> State<'a> {
             Ask::Reserve { quantity, .. } => {
                 let orders = self.orders.get(&*op.call.buyer).copied().unwrap_or(0);
                 let asks_anew = units.is_none() && orders < self.max_orders;
-                let take = (asks_anew && *quantity <= self.free).then_some(Effect::Take(*quantity));
+                let fits = asks_anew && !self.is_denied(op) && *quantity <= self.free;
+                let take = fits.then_some(Effect::Take(*quantity));
                 match op.answer() {
                     None => take,
                     Some(Answer::Reserved { .. }) if units.is_some_and(|units| units > 0) => {
@@ -134,7 +154,8 @@ impl<'a> State<'a> {
             Ask::Release { .. } => {
                 let held = units.filter(|units| *units > 0);
                 match op.answer() {
-                    None | Some(Answer::Released) => held.map(Effect::GiveBack),
+                    Some(Answer::Released) => held.map(Effect::GiveBack),
+                    None => held.filter(|_| !self.is_denied(op)).map(Effect::GiveBack),
                     Some(Answer::AlreadyReleased) => right(units == Some(0)),
                     Some(Answer::NotReserved) => right(units.is_none()),
                     Some(Answer::Refused) => right(true),
@@ -149,7 +170,19 @@ impl<'a> State<'a> {
         }
     }
 
+    fn is_denied(&self, op: &Op<'a>) -> bool {
+        let denials = self.denials.get(&(op.reservation(), op.is_reserve()));
+        denials.is_some_and(|denials| *denials > 0)
+    }
+
     fn apply(&mut self, op: &Op<'a>, effect: Effect) {
+        for reserve in [true, false].into_iter().filter(|reserve| op.denies(*reserve)) {
+            *self.denials.entry((op.reservation(), reserve)).or_default() -= 1;
+        }
+        self.change(op, effect);
+    }
+
+    fn change(&mut self, op: &Op<'a>, effect: Effect) {
         let orders = self.orders.entry(&op.call.buyer).or_default();
         match effect {
             Effect::Nothing => {}
@@ -167,6 +200,9 @@ impl<'a> State<'a> {
     }
 
     fn undo(&mut self, op: &Op<'a>, effect: Effect) {
+        for reserve in [true, false].into_iter().filter(|reserve| op.denies(*reserve)) {
+            *self.denials.entry((op.reservation(), reserve)).or_default() += 1;
+        }
         let orders = self.orders.entry(&op.call.buyer).or_default();
         match effect {
             Effect::Nothing => {}
@@ -193,10 +229,10 @@ impl<'a> State<'a> {
                 if *quantity > self.free {
                     return Err(format!("oversold by a rebuild: {call:?}"));
                 }
-                self.apply(&op, Effect::Take(*quantity));
+                self.change(&op, Effect::Take(*quantity));
             }
             (_, Answer::Released | Answer::AlreadyReleased, Some(units)) if units > 0 => {
-                self.apply(&op, Effect::GiveBack(units));
+                self.change(&op, Effect::GiveBack(units));
             }
             (_, Answer::Released | Answer::AlreadyReleased, None) => {
                 self.units.insert(op.reservation(), 0);
@@ -224,6 +260,9 @@ struct Choice {
 #[derive(Debug)]
 struct Search<'a> {
     ops: Vec<Op<'a>>,
+    /// By when each call takes place: at its answer, or at that of another call which proves it.
+    /// `None` when it need not.
+    deadlines: Vec<Option<Duration>>,
     /// Calls beside which the same buyer made no other.
     alone: Vec<bool>,
     one_unit_each: bool,
@@ -240,7 +279,12 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(ops: Vec<Op<'a>>, state: State<'a>) -> Self {
+    fn new(ops: Vec<Op<'a>>, mut state: State<'a>) -> Self {
+        for op in &ops {
+            for reserve in [true, false].into_iter().filter(|reserve| op.denies(*reserve)) {
+                *state.denials.entry((op.reservation(), reserve)).or_default() += 1;
+            }
+        }
         let mut events: Vec<(Duration, Event)> = Vec::new();
         for (index, op) in ops.iter().enumerate() {
             events.push((op.invoked, Event::Invoked(index)));
@@ -252,8 +296,10 @@ impl<'a> Search<'a> {
             Ask::Reserve { quantity, .. } => quantity == 1,
             Ask::Release { .. } => true,
         });
+        let deadlines = deadlines(&ops);
         Self {
-            alone: alone(&ops),
+            alone: alone(&ops, &deadlines),
+            deadlines,
             one_unit_each,
             events: events.into_iter().map(|(_, event)| event).collect(),
             ops,
@@ -284,7 +330,7 @@ impl<'a> Search<'a> {
                 Some(&Event::Returned(op)) => {
                     let mut rest = if self.is_dead_end(at) { Vec::new() } else { self.options(op) };
                     rest.reverse();
-                    if rest.is_empty() && at >= furthest.0 {
+                    if self.state.effect(&self.ops[op]).is_none() && at > furthest.0 {
                         let free = self.state.free;
                         let story = format!("with {free} units free: {:?}", self.ops[op].call);
                         furthest = (at, story);
@@ -325,50 +371,42 @@ impl<'a> Search<'a> {
 
     /// What may take place before this answer, the most promising first.
     fn options(&self, op: usize) -> Vec<usize> {
-        let mut takes: Vec<usize> = self.due.iter().copied().filter(|&o| self.is_take(o)).collect();
-        takes.sort_by_key(|&other| self.ops[other].returned);
-        if self.one_unit_each
-            && let Some(&first) = takes.iter().find(|&&other| self.alone[other])
-        {
-            return vec![first];
-        }
-        let is_right = self.state.effect(&self.ops[op]).is_some();
-        let mut others: Vec<usize> = self.due.iter().chain(&self.open).copied().collect();
-        others.retain(|&other| other != op && self.state.effect(&self.ops[other]).is_some());
+        let effect = self.state.effect(&self.ops[op]);
+        let right = |other: &usize| self.state.effect(&self.ops[*other]).is_some();
+        let mut others: Vec<usize> =
+            self.due.iter().chain(&self.open).copied().filter(right).filter(|o| *o != op).collect();
+        // Units are about to come back: the last moment for who was turned away.
+        let is_last_moment = matches!(effect, Some(Effect::GiveBack(_)))
+            && self.due.iter().any(|other| self.ops[*other].wants_few_free());
         if self.one_unit_each {
-            others.retain(|&other| self.helps(op, is_right, other));
+            let takes = others.iter().filter(|other| self.is_take(**other)).count() as u64;
+            others.retain(|&other| match effect {
+                Some(_) => is_last_moment && self.is_take(other) && takes >= self.state.free,
+                None => {
+                    self.same_buyer(op, other)
+                        || self.is_take(other) == self.ops[op].wants_few_free()
+                }
+            });
         }
-        // Of the same buyer first; what need not take place last.
+        // Of the same buyer first; what need not take place comes last.
         others.sort_by_key(|&other| {
-            let returned = self.ops[other].returned;
-            (!self.same_buyer(op, other), returned.is_none(), returned)
+            let deadline = self.deadlines[other];
+            (!self.same_buyer(op, other), deadline.is_none(), deadline)
         });
         if self.one_unit_each {
-            // The release that ends first is as good as any that must take place.
+            // What must take place first is as good as any after it.
             let mut found = false;
             others.retain(|&other| {
                 let needless = found && !self.same_buyer(op, other);
-                found |= self.alone[other] && self.ops[other].returned.is_some();
+                found |= self.alone[other] && self.deadlines[other].is_some();
                 !needless
             });
-            let first = is_right.then_some(op);
-            first.into_iter().chain(others).collect()
-        } else {
-            others.retain(|other| !takes.contains(other));
-            let first = (is_right && !takes.contains(&op)).then_some(op);
-            takes.into_iter().chain(first).chain(others).collect()
         }
-    }
-
-    /// Whether it can be of use that another call takes place before this answer, where every call
-    /// is about one unit.
-    fn helps(&self, op: usize, is_right: bool, other: usize) -> bool {
-        let few_wanted = |index: &usize| self.ops[*index].wants_few_free();
-        if is_right {
-            // Units are about to come back: the last moment for who was turned away.
-            return self.is_take(other) && self.due.iter().any(few_wanted);
+        if effect.is_some() {
+            let place = if is_last_moment { others.len() } else { 0 };
+            others.insert(place, op);
         }
-        self.same_buyer(op, other) || self.is_take(other) == self.ops[op].wants_few_free()
+        others
     }
 
     fn same_buyer(&self, one: usize, other: usize) -> bool {
@@ -415,26 +453,35 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Which calls were made while the same buyer had no other under way.
-fn alone(ops: &[Op<'_>]) -> Vec<bool> {
+fn deadlines(ops: &[Op<'_>]) -> Vec<Option<Duration>> {
+    let mut proofs = HashMap::<(&str, bool), Duration>::new();
+    for op in ops {
+        for reserve in [true, false].into_iter().filter(|reserve| op.proves(*reserve)) {
+            let Some(at) = op.returned else { continue };
+            let proof = proofs.entry((op.reservation(), reserve)).or_insert(at);
+            *proof = at.min(*proof);
+        }
+    }
+    let proof = |op: &Op<'_>| proofs.get(&(op.reservation(), op.is_reserve())).copied();
+    ops.iter().map(|op| op.returned.or_else(|| proof(op))).collect()
+}
+
+/// Which calls were made while the same buyer had no other under way, but for attempts of the same
+/// request.
+fn alone(ops: &[Op<'_>], deadlines: &[Option<Duration>]) -> Vec<bool> {
     let mut of_buyer = HashMap::<&str, Vec<usize>>::new();
     for (index, op) in ops.iter().enumerate() {
         of_buyer.entry(&op.call.buyer).or_default().push(index);
     }
-    let mut alone = vec![true; ops.len()];
-    for mut calls in of_buyer.into_values() {
-        calls.sort_by_key(|&call| ops[call].invoked);
-        // The call so far that ends last.
-        let mut last: Option<usize> = None;
-        for call in calls {
-            let end = |call: usize| ops[call].returned.unwrap_or(Duration::MAX);
-            if let Some(before) = last.filter(|&before| end(before) >= ops[call].invoked) {
-                (alone[before], alone[call]) = (false, false);
-            }
-            if last.is_none_or(|before| end(call) > end(before)) {
-                last = Some(call);
-            }
-        }
-    }
-    alone
+    let end = |op: usize| deadlines[op].unwrap_or(Duration::MAX);
+    let beside = |op: usize, other: usize| {
+        let (one, two) = (&ops[op], &ops[other]);
+        let attempts = one.is_reserve() && two.is_reserve();
+        op != other
+            && one.invoked <= end(other)
+            && two.invoked <= end(op)
+            && !(attempts && one.reservation() == two.reservation())
+    };
+    let is_alone = |op: usize| !of_buyer[&*ops[op].call.buyer].iter().any(|o| beside(op, *o));
+    (0..ops.len()).map(is_alone).collect()
 }
