@@ -1,4 +1,5 @@
-//! How long an offer is frozen by a rebuild, by size, and how another offer sells meanwhile.
+//! How long an offer is frozen by a rebuild, by size, and how another offer sells meanwhile; and how
+//! long a comparison of the books takes.
 //!
 //! ```text
 //! cargo bench --bench rebuild                        # 1,000 to 1,000,000 reservations
@@ -57,8 +58,14 @@ async fn main() {
         std::thread::available_parallelism().unwrap()
     );
     println!(
-        "{:>12}  {:>10}  {:>14}  {:>12}  {:>12}  {:>10}",
-        "reservations", "frozen ms", "reservations/s", "other p50 µs", "other max ms", "RSS +MiB"
+        "{:>12}  {:>10}  {:>14}  {:>12}  {:>12}  {:>10}  {:>12}",
+        "reservations",
+        "frozen ms",
+        "reservations/s",
+        "other p50 µs",
+        "other max ms",
+        "RSS +MiB",
+        "reconcile ms"
     );
     for size in sizes {
         measure(&parts, size).await;
@@ -94,12 +101,17 @@ async fn measure(parts: &Parts, size: u64) {
         [] => (Duration::ZERO, Duration::ZERO),
         [.., last] => (waits[waits.len() / 2], *last),
     };
+    let started = Instant::now();
+    let report = parts.reconciler.reconcile(&id, false, "bench").await.unwrap();
+    assert_eq!(report.difference_count, 0, "{:?}", report.differences);
+    let reconciled = started.elapsed();
     println!(
-        "{size:>12}  {:>10}  {:>14.0}  {:>12}  {:>12.1}  {grown:>10}",
+        "{size:>12}  {:>10}  {:>14.0}  {:>12}  {:>12.1}  {grown:>10}  {:>12}",
         frozen.as_millis(),
         size as f64 / frozen.as_secs_f64(),
         median.as_micros(),
         longest.as_secs_f64() * 1_000.0,
+        reconciled.as_millis(),
     );
     for offer in parts.catalog.activity(&id).await.unwrap().offers.values() {
         offer.segment.scripts.purge(u64::MAX >> 12).await.unwrap();
@@ -125,7 +137,7 @@ async fn sell(parts: Parts, key: OfferKey, stop: Arc<AtomicBool>) -> Vec<Duratio
     waits
 }
 
-/// Orders that were made long ago, written as the writer and the poller leave them.
+/// Rows as the writer leaves them.
 async fn fill(parts: &Parts, id: &ActivityId, size: u64) {
     let mut from = 0;
     while from < size {
@@ -155,14 +167,14 @@ fn row(id: &ActivityId, nth: u64) -> outbox::ActiveModel {
         request_id: Set(None),
         epoch: Set(1),
         batch: Set("bench".to_owned()),
-        state: Set(OutboxState::Done),
+        state: Set(OutboxState::Pending),
         reason: Set(None),
         attempts: Set(0),
         next_attempt_time: Set(0),
         last_error: Set(None),
         expire_time: Set(None),
         create_time: Set(1_000),
-        settle_time: Set(Some(1_000)),
+        settle_time: Set(None),
     }
 }
 
