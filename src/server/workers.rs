@@ -106,6 +106,7 @@ async fn poll(parts: Parts, settings: Settings) {
     let interval = Duration::from_millis(settings.outbox.poll_interval_ms);
     loop {
         tokio::select! {
+            biased;
             () = parts.reservations.due.notified() => {}
             () = tokio::time::sleep(interval) => {}
             () = parts.shutdown.cancelled() => return,
@@ -183,6 +184,7 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
 async fn wait_for_probe(parts: &Parts, circuit: &Circuit) -> bool {
     let pause = if circuit.is_open() { PROBE_AWAY_EVERY } else { PROBE_EVERY };
     tokio::select! {
+        biased;
         () = tokio::time::sleep(pause) => true,
         () = circuit.tripped.notified() => sleep(parts, PROBE_AWAY_EVERY).await,
         () = parts.shutdown.cancelled() => false,
