@@ -92,7 +92,8 @@ impl Store {
 
     fn eval(&self, call: Call) -> Result<Value, EngineError> {
         if self.world.is_broken(Break::ReleaseNotRun) && call.script == scripts::RELEASE {
-            let levels = self.evaluate(Call { script: scripts::LEVELS, args: Vec::new(), ..call })?;
+            let levels =
+                self.evaluate(Call { script: scripts::LEVELS, args: Vec::new(), ..call })?;
             return Ok(match levels {
                 Value::Array(mut items) if items[0] == word("ok") => {
                     items.truncate(4);

@@ -33,6 +33,8 @@ pub(super) struct Account {
     pub(super) reserved: Option<u64>,
     pub(super) order_no: Option<String>,
     pub(super) released: Option<u64>,
+    /// A Reserve heard RELEASED. Where holds expire, the buyer's slot may be free only later.
+    pub(super) over: Option<u64>,
     pub(super) confirmed: Option<u64>,
     /// Somebody asked for it, whatever was answered.
     pub(super) release_asked: bool,
@@ -184,7 +186,7 @@ impl History {
         });
         if *outcome == ReserveOutcome::Released {
             self.world.check(may_be_over, || format!("{wish:?} is released, and by nobody"));
-            account.released.get_or_insert(now);
+            account.over.get_or_insert(now);
         }
     }
 
@@ -208,7 +210,8 @@ impl History {
         }
         let account = inner.accounts.entry(found.clone()).or_insert_with(|| Account::of(wish));
         account.reserved.get_or_insert(now);
-        self.world.check(account.released.is_none_or(|released| released > since), || {
+        let over = [account.released, account.over].into_iter().flatten().min();
+        self.world.check(over.is_none_or(|over| over > since), || {
             format!("V3: {found} was released before the call and hears RESERVED")
         });
         self.world.check(
@@ -279,7 +282,7 @@ impl History {
         let before = |at: Option<u64>| at.is_some_and(|at| at < since);
         let confirmed = before(account.confirmed);
         let allowed = match outcome {
-            ConfirmOutcome::Confirmed(_) => !before(account.released),
+            ConfirmOutcome::Confirmed(_) => !before(account.released) && !before(account.over),
             ConfirmOutcome::Expired => self.expires(&account.wish.offer) && !confirmed,
             ConfirmOutcome::Released => account.release_asked && !confirmed,
             ConfirmOutcome::NotReserved => !before(account.reserved),
@@ -293,7 +296,12 @@ impl History {
     }
 
     /// An answer to a GetReservation; an error means that there is none.
-    pub(super) fn looked_up(&self, since: u64, id: &ReservationId, state: Option<ReservationState>) {
+    pub(super) fn looked_up(
+        &self,
+        since: u64,
+        id: &ReservationId,
+        state: Option<ReservationState>,
+    ) {
         self.step();
         let inner = self.inner.lock().unwrap();
         let Some(account) = inner.accounts.get(id) else { return };
@@ -337,6 +345,7 @@ impl Account {
             reserved: None,
             order_no: None,
             released: None,
+            over: None,
             confirmed: None,
             release_asked: false,
             confirm_asked: false,
@@ -359,7 +368,7 @@ impl Account {
         if !is_same || orders.len() > 1 {
             return false;
         }
-        if self.released.is_some() {
+        if self.released.is_some() || self.over.is_some() {
             return live == 0 && matches!(state, Some(OutboxState::Released));
         }
         if self.confirmed.is_some() {

@@ -22,8 +22,7 @@ use sea_orm::{
     sqlx::{
         self, AssertSqlSafe, ConnectOptions, Executor, Row,
         sqlite::{
-            SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow,
-            SqliteSynchronous,
+            SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow, SqliteSynchronous,
         },
     },
 };

@@ -1,6 +1,8 @@
 //! Which seeds are run, how long, and that a broken protocol is found.
 
 use std::{
+    fs,
+    io::Write,
     path::{Path, PathBuf},
     sync::OnceLock,
     time::{Duration, Instant},
@@ -11,6 +13,13 @@ use super::{
     run::{Outcome, run},
 };
 use crate::database::{Database, DatabaseSettings};
+
+/// Run every time, whatever else there is time for.
+const FIRST_SEEDS: u64 = 100;
+/// How long the search goes on, unless `SECKILL_SIM_SECONDS` says.
+const SECONDS: u64 = 40;
+/// In how many seeds each broken protocol must be found.
+const FOUND_WITHIN: u64 = 150;
 
 /// A database with the schema and nothing else; made once, by the real migrations.
 fn schema() -> &'static Path {
@@ -30,39 +39,95 @@ fn schema() -> &'static Path {
     file
 }
 
+/// Seeds that failed once.
+fn seeds_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/seeds/simulator.txt")
+}
+
+fn known_seeds() -> Vec<u64> {
+    let text = fs::read_to_string(seeds_file()).unwrap();
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+    lines.filter(|line| !line.is_empty()).map(|line| line.parse().unwrap()).collect()
+}
+
 #[allow(clippy::disallowed_methods, reason = "what a test is told is no setting")]
 fn told(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a whole number, not {text}")))
 }
 
-fn simulate(seed: u64) -> Outcome {
-    run(seed, schema(), None, false)
+fn simulate(seed: u64, broken: Option<Break>) -> Outcome {
+    run(seed, schema(), broken, false)
+}
+
+/// Keeps the seed of a failure, and says how to see it again.
+fn fail(seed: u64, violations: &[String]) -> ! {
+    if !known_seeds().contains(&seed)
+        && let Ok(mut file) = fs::OpenOptions::new().append(true).open(seeds_file())
+    {
+        let _ = writeln!(file, "{seed} # {:.100}", violations[0]);
+    }
+    panic!(
+        "seed {seed} breaks {} promises, first: {}\n\
+         to see each step: SECKILL_SIM_SEED={seed} cargo test --lib simulator -- --nocapture",
+        violations.len(),
+        violations[0]
+    );
 }
 
 #[test]
-fn try_some() {
-    let from = told("SECKILL_SIM_SEED");
-    if let Some(seed) = from {
+fn no_seed_breaks_a_promise() {
+    if let Some(seed) = told("SECKILL_SIM_SEED") {
         let outcome = run(seed, schema(), None, true);
-        for line in &outcome.lines {
-            println!("{line}");
-        }
-        println!("{:#?}", outcome.violations);
+        outcome.lines.iter().for_each(|line| println!("{line}"));
+        assert_eq!(outcome.violations, Vec::<String>::new());
         return;
     }
     let begin = Instant::now();
-    let (mut runs, mut steps, mut won) = (0, 0, 0);
-    let mut bad = 0;
-    for seed in 0..told("SECKILL_SIM_SEEDS").unwrap_or(50) {
-        let outcome = simulate(seed);
-        runs += 1;
-        steps += outcome.steps;
-        won += outcome.won;
-        if let Some(first) = outcome.violations.first() {
-            bad += 1;
-            println!("seed {seed}: {first}");
+    let limit = Duration::from_secs(told("SECKILL_SIM_SECONDS").unwrap_or(SECONDS));
+    let first = told("SECKILL_SIM_FROM").unwrap_or_else(|| fastrand::u64(..) >> 16);
+    let fresh = (0..).map(|n| first + n);
+    let (mut seeds, mut steps, mut won) = (0, 0, 0);
+    for (n, seed) in known_seeds().into_iter().chain(0..FIRST_SEEDS).chain(fresh).enumerate() {
+        if n as u64 >= FIRST_SEEDS && begin.elapsed() >= limit {
+            break;
         }
+        let outcome = simulate(seed, None);
+        if !outcome.violations.is_empty() {
+            fail(seed, &outcome.violations);
+        }
+        (seeds, steps, won) = (seeds + 1, steps + outcome.steps, won + outcome.won);
     }
-    println!("{runs} runs, {steps} steps, {won} won, {bad} bad in {:?}", begin.elapsed());
+    println!("{seeds} seeds, the fresh ones from {first}: {steps} steps, {won} reservations");
+    assert!(won as u64 > seeds, "the runs hardly sell anything: {won} reservations");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in 0..12 {
+        let (first, second) = (run(seed, schema(), None, true), run(seed, schema(), None, true));
+        for (n, (a, b)) in first.lines.iter().zip(&second.lines).enumerate() {
+            assert_eq!(a, b, "seed {seed}, step {n}");
+        }
+        assert_eq!((first.hash, first.steps), (second.hash, second.steps), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_broken_protocol_is_found() {
+    for broken in [
+        Break::CommitNotKept,
+        Break::ReleaseTwice,
+        Break::AcknowledgeAtOnce,
+        Break::ReleaseNotRun,
+        Break::EpochNotCompared,
+        Break::UnknownGuessed,
+        Break::RebuildLosesOne,
+    ] {
+        let found = (0..FOUND_WITHIN).find_map(|seed| {
+            simulate(seed, Some(broken)).violations.into_iter().next().map(|v| (seed, v))
+        });
+        println!("{broken:?}: {found:?}");
+        assert!(found.is_some(), "{broken:?} is not found in {FOUND_WITHIN} seeds");
+    }
 }
