@@ -10,6 +10,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -121,6 +122,8 @@ impl std::fmt::Debug for World {
 struct Trace {
     hash: u64,
     steps: u64,
+    /// How often what happened: what no run ever walks through is not tested.
+    seen: BTreeMap<String, u64>,
     /// Kept only when somebody will read them.
     lines: Option<Vec<String>>,
 }
@@ -184,6 +187,11 @@ impl World {
         }
     }
 
+    /// Counts what happened.
+    fn count(&self, what: impl Into<String>) {
+        *self.trace.lock().unwrap().seen.entry(what.into()).or_default() += 1;
+    }
+
     /// Notes that a promise was broken.
     fn violation(&self, what: impl Into<String>) {
         let what = what.into();
@@ -212,6 +220,13 @@ pub(crate) struct Life {
 impl Life {
     fn new(id: u32) -> Self {
         Self { id, end: CancellationToken::new() }
+    }
+
+    /// The server dies here and now.
+    fn end(&self, world: &World, where_: &str) {
+        world.note(|| format!("{} dies: {where_}", self.id));
+        world.count(format!("crash: {where_}"));
+        self.end.cancel();
     }
 
     /// Waits; an error when the server dies meanwhile.

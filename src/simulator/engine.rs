@@ -87,7 +87,25 @@ impl Store {
         }
         let reply = self.eval(call.clone());
         self.break_after(&call, &reply);
+        self.strike_after(&call, &reply);
         reply
+    }
+
+    /// The worst moment for an engine to forget is right after it gave out units.
+    fn strike_after(&self, call: &Call, reply: &Result<Value, EngineError>) {
+        let world = &self.world;
+        world.count(format!("{} {}", call.script.name, status(reply)));
+        if call.script != scripts::RESERVE || !shown(reply).contains("[taken") {
+            return;
+        }
+        if world.strikes(world.plan.rates.failover) {
+            let lost = world.dice(|dice| dice.usize(0..4));
+            world.note(|| format!("failover, {lost} writes back"));
+            self.fail_over(lost);
+        } else if world.strikes(world.plan.rates.flush) {
+            world.note(|| "flush".to_owned());
+            self.flush();
+        }
     }
 
     fn eval(&self, call: Call) -> Result<Value, EngineError> {
@@ -219,8 +237,14 @@ impl Line {
         let (id, name) = (self.life.id, call.script.name);
         let sent_to = self.store.generation();
         let fate = self.fate(call.script);
+        if fate != Fate::Fine {
+            self.world().count(format!("engine {fate:?}"));
+        }
         let unknown = |why: &str| EngineError::Unknown(format!("simulated: {why}"));
         let dead = |_| EngineError::Unknown("simulated: this server is dead".to_owned());
+        if self.world().strikes(self.world().plan.rates.crash) {
+            self.life.end(self.world(), name);
+        }
         self.life.wait(self.world().delay()).await.map_err(dead)?;
         if World::is_away(&self.world().engine_away_until) {
             self.world().note(|| format!("{id} {name}: the engine is away"));
@@ -250,9 +274,18 @@ impl Line {
         if self.store.generation() != sent_to {
             return Err(unknown("the server is gone"));
         }
-        let args = call.args.clone();
+        let (args, script) = (call.args.clone(), call.script);
         let reply = self.store.run(call);
-        self.world().note(|| format!("{id} {name} {} -> {}", words(&args), shown(&reply)));
+        self.world().note(|| match &reply {
+            // They come in no order.
+            Ok(Value::Array(items)) if script == scripts::HOLDINGS => {
+                format!("{id} {name} -> {} words", items.len())
+            }
+            reply => format!("{id} {name} {} -> {}", words(&args), shown(reply)),
+        });
+        if self.world().strikes(self.world().plan.rates.crash) {
+            self.life.end(self.world(), &format!("after {name}"));
+        }
         self.life.wait(self.world().delay()).await.map_err(dead)?;
         if fate == Fate::LostAfter {
             self.world().note(|| format!("{id} {name}: reply lost"));
@@ -295,6 +328,22 @@ impl Engine for Line {
 fn words(args: &[Vec<u8>]) -> String {
     let words: Vec<_> = args.iter().map(|arg| String::from_utf8_lossy(arg)).collect();
     words.join(" ")
+}
+
+/// The first words of a reply: how the script ended, and why it refused.
+fn status(reply: &Result<Value, EngineError>) -> String {
+    match reply {
+        Ok(Value::Array(items)) => match (&items[0], items.get(3)) {
+            (Value::Bulk(first), Some(why @ Value::Bulk(_)))
+                if first == b"frozen" || first == b"retry" =>
+            {
+                format!("{} {}", shown_value(&items[0]), shown_value(why))
+            }
+            (first, _) => shown_value(first),
+        },
+        Ok(_) => "odd".to_owned(),
+        Err(_) => "error".to_owned(),
+    }
 }
 
 fn shown(reply: &Result<Value, EngineError>) -> String {

@@ -13,6 +13,11 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rates {
     pub(super) slow: f64,
+    /// A server dies on the way to a store or back.
+    pub(super) crash: f64,
+    /// Another engine takes over right after units were taken.
+    pub(super) failover: f64,
+    pub(super) flush: f64,
     pub(super) sql_begin: f64,
     pub(super) sql_statement: f64,
     pub(super) sql_deadlock: f64,
@@ -130,6 +135,9 @@ fn rates(dice: &mut fastrand::Rng) -> Rates {
     let mut rate = || if dice.bool() { 0.0 } else { pick(dice, &[0.01, 0.03, 0.1]) };
     Rates {
         slow: rate() / 2.0,
+        crash: rate() / 20.0,
+        failover: rate() / 2.0,
+        flush: rate() / 8.0,
         sql_begin: rate(),
         sql_statement: rate() / 2.0,
         sql_deadlock: rate(),

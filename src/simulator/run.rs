@@ -1,8 +1,12 @@
 //! One run: servers, buyers and disasters, then peace, and then the books.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -41,6 +45,7 @@ pub(super) struct Outcome {
     pub(super) steps: u64,
     pub(super) lines: Vec<String>,
     pub(super) won: usize,
+    pub(super) seen: BTreeMap<String, u64>,
 }
 
 /// Runs a seed over a copy of `schema`, a database file without data.
@@ -67,6 +72,7 @@ pub(super) fn run(seed: u64, schema: &Path, broken: Option<Break>, verbose: bool
             steps: trace.steps,
             lines: trace.lines.take().unwrap_or_default(),
             won,
+            seen: std::mem::take(&mut trace.seen),
         }
     });
     drop(folder);
@@ -87,6 +93,7 @@ struct Stage {
     history: History,
     servers: Mutex<Vec<Server>>,
     started: Mutex<u32>,
+    is_over: AtomicBool,
 }
 
 impl Stage {
@@ -100,6 +107,7 @@ impl Stage {
             world,
             servers: Mutex::default(),
             started: Mutex::default(),
+            is_over: AtomicBool::new(false),
         };
         let offers = stage.offers().iter().map(|offer| keys::segment(offer, 0)).collect();
         *stage.sql.guesses.lock().unwrap() = Some((stage.engine.clone(), offers));
@@ -152,9 +160,9 @@ impl Stage {
                 self.history.settle(&self.aside()).await;
             }
         }
-        for server in self.alive() {
-            self.kill(&server);
-        }
+        self.is_over.store(true, Ordering::Relaxed);
+        self.end_all("the end");
+        // What was begun finds that its server is dead.
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
 
@@ -167,7 +175,7 @@ impl Stage {
         let activities = &server.parts.activities;
         activities.create(spec, "simulator").await.unwrap();
         activities.approve(&id, "simulator", "").await.unwrap();
-        self.kill(&server);
+        server.life.end.cancel();
         self.world.calm.store(false, Ordering::Relaxed);
     }
 
@@ -181,7 +189,8 @@ impl Stage {
         Server { life, parts }
     }
 
-    /// Starts a server in the background; it serves once it has read the sales.
+    /// Starts a server in the background; it serves once it has read the sales. When it dies,
+    /// another follows.
     fn start_server(self: &Arc<Self>) {
         let (stage, server) = (self.clone(), self.new_server());
         self.world.note(|| format!("{} starts", server.life.id));
@@ -193,7 +202,14 @@ impl Stage {
             for _ in 0..stage.world.plan.pollers {
                 server.parts.tasks.spawn(poll(stage.clone(), server.clone()));
             }
-            stage.servers.lock().unwrap().push(server);
+            stage.servers.lock().unwrap().push(server.clone());
+            server.life.end.cancelled().await;
+            // Ends loops that would go on without any effect.
+            server.parts.shutdown.cancel();
+            if !stage.is_over.load(Ordering::Relaxed) {
+                tokio::time::sleep(stage.world.span(2_000)).await;
+                stage.start_server();
+            }
         });
     }
 
@@ -203,11 +219,8 @@ impl Stage {
         servers.clone()
     }
 
-    fn kill(&self, server: &Server) {
-        self.world.note(|| format!("{} dies", server.life.id));
-        server.life.end.cancel();
-        // Ends loops that would go on without any effect.
-        server.parts.shutdown.cancel();
+    fn end_all(&self, why: &str) {
+        self.alive().iter().for_each(|server| server.life.end(&self.world, why));
     }
 
     async fn some_server(&self) -> Server {
@@ -280,9 +293,9 @@ impl Stage {
             match disaster {
                 Disaster::Crash => {
                     let server = self.some_server().await;
-                    self.crash(&server);
+                    server.life.end(&self.world, "killed");
                 }
-                Disaster::CrashAll => self.alive().iter().for_each(|server| self.crash(server)),
+                Disaster::CrashAll => self.end_all("killed with all others"),
                 Disaster::Failover(lost) => self.engine.fail_over(lost),
                 Disaster::Flush => self.engine.flush(),
                 Disaster::EngineAway(span) => {
@@ -293,16 +306,6 @@ impl Stage {
                 }
             }
         }
-    }
-
-    /// The server dies, and another starts in its place.
-    fn crash(self: &Arc<Self>, server: &Server) {
-        self.kill(server);
-        let (stage, pause) = (self.clone(), self.world.span(2_000));
-        spawn(async move {
-            tokio::time::sleep(pause).await;
-            stage.start_server();
-        });
     }
 
     async fn make_peace(&self) {

@@ -129,9 +129,9 @@ impl Store {
     }
 
     fn rewritten(&self, sql: &str) -> String {
-        let compared = "\"epoch\" = ? AND \"reserved\"";
+        let compared = "\"offers\".\"epoch\" = ? AND \"reserved\"";
         if self.world.is_broken(Break::EpochNotCompared) && sql.contains(compared) {
-            return sql.replace(compared, "\"epoch\" >= ? AND \"reserved\"");
+            return sql.replace(compared, "\"offers\".\"epoch\" >= ? AND \"reserved\"");
         }
         sql.to_owned()
     }
@@ -273,6 +273,10 @@ impl Line {
         if self.aside {
             return Ok(());
         }
+        if self.strikes(self.world().plan.rates.crash) {
+            let place = if self.transaction.is_some() { "in a transaction" } else { "at SQL" };
+            self.life.end(self.world(), place);
+        }
         self.life.wait(self.world().delay()).await.map_err(|Dead| lost())
     }
 
@@ -290,19 +294,27 @@ impl Line {
         }
     }
 
+    fn fault(&self, what: &str) {
+        self.note(|| what.to_owned());
+        self.world().count(format!("sql {what}"));
+    }
+
     async fn lock(&self) -> Result<OwnedMutexGuard<()>, DbErr> {
         let lock = self.store.writing.clone().lock_owned();
         tokio::select! {
             biased;
             () = self.life.end.cancelled() => Err(lost()),
-            lock = tokio::time::timeout(LOCK_WAIT, lock) => lock.map_err(|_| self.store.busy()),
+            lock = tokio::time::timeout(LOCK_WAIT, lock) => lock.map_err(|_| {
+                self.fault("waited too long");
+                self.store.busy()
+            }),
         }
     }
 
     pub(crate) async fn begin(&self) -> Result<Self, DbErr> {
         self.travel().await.map_err(|_| lost_at_begin())?;
         if self.is_away() || self.strikes(self.world().plan.rates.sql_begin) {
-            self.note(|| "no connection".to_owned());
+            self.fault("no connection");
             return Err(lost_at_begin());
         }
         let lock = self.lock().await?;
@@ -326,7 +338,7 @@ impl Line {
         } else {
             return Ok(());
         };
-        self.note(|| format!("a statement failed: {error}"));
+        self.fault("a statement failed");
         if let Some(open) = open {
             open.is_lost.store(true, Ordering::Relaxed);
             open.end("ROLLBACK");
@@ -359,7 +371,7 @@ impl Line {
         self.note(|| shown(&statement, result.rows_affected()));
         self.travel().await?;
         if self.strikes(self.world().plan.rates.commit_lost_after) {
-            self.note(|| "the answer is lost".to_owned());
+            self.fault("the answer is lost");
             return Err(lost());
         }
         Ok(result)
@@ -382,12 +394,12 @@ impl Line {
         }
         let rates = &self.world().plan.rates;
         if self.is_away() || self.strikes(rates.commit_lost_before) {
-            self.note(|| "COMMIT lost".to_owned());
+            self.fault("COMMIT lost");
             open.end("ROLLBACK");
             return Err(lost());
         }
         if self.strikes(rates.commit_refused) {
-            self.note(|| "COMMIT refused".to_owned());
+            self.fault("COMMIT refused");
             open.end("ROLLBACK");
             return Err(self.store.busy());
         }
@@ -404,7 +416,7 @@ impl Line {
         self.note(|| "COMMIT".to_owned());
         self.travel().await?;
         if self.strikes(rates.commit_lost_after) {
-            self.note(|| "the answer to COMMIT is lost".to_owned());
+            self.fault("the answer to COMMIT is lost");
             return Err(self.unknown());
         }
         Ok(())
@@ -424,7 +436,7 @@ impl Line {
     fn commit_late(&self, open: Arc<Open>) {
         let (id, kept) = (self.life.id, self.world().dice(fastrand::Rng::bool));
         let pause = Duration::from_millis(1) + self.world().span(LATEST_MS);
-        self.note(|| "COMMIT late".to_owned());
+        self.fault("COMMIT late");
         #[allow(clippy::disallowed_methods, reason = "it belongs to nobody any more")]
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
@@ -442,7 +454,7 @@ impl Line {
 }
 
 fn shown(statement: &Statement, rows: u64) -> String {
-    let sql: String = statement.sql.chars().take(60).collect();
+    let sql: String = statement.sql.chars().take(260).collect();
     let values = statement.values.iter().flat_map(|values| &values.0).map(ToString::to_string);
     format!("{sql}… [{}] -> {rows}", values.collect::<Vec<_>>().join(" "))
 }

@@ -1,6 +1,7 @@
 //! Which seeds are run, how long, and that a broken protocol is found.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -88,6 +89,7 @@ fn no_seed_breaks_a_promise() {
     let first = told("SECKILL_SIM_FROM").unwrap_or_else(|| fastrand::u64(..) >> 16);
     let fresh = (0..).map(|n| first + n);
     let (mut seeds, mut steps, mut won) = (0, 0, 0);
+    let mut seen = BTreeMap::<String, u64>::new();
     for (n, seed) in known_seeds().into_iter().chain(0..FIRST_SEEDS).chain(fresh).enumerate() {
         if n as u64 >= FIRST_SEEDS && begin.elapsed() >= limit {
             break;
@@ -96,8 +98,12 @@ fn no_seed_breaks_a_promise() {
         if !outcome.violations.is_empty() {
             fail(seed, &outcome.violations);
         }
+        for (what, times) in outcome.seen {
+            *seen.entry(what).or_default() += times;
+        }
         (seeds, steps, won) = (seeds + 1, steps + outcome.steps, won + outcome.won);
     }
+    seen.iter().for_each(|(what, times)| println!("{times:>8} {what}"));
     println!("{seeds} seeds, the fresh ones from {first}: {steps} steps, {won} reservations");
     assert!(won as u64 > seeds, "the runs hardly sell anything: {won} reservations");
 }
