@@ -28,8 +28,8 @@ use crate::{
 };
 use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_key, to_insert};
 
-/// The most rows in one transaction.
-const GROUP: usize = 512;
+/// The most rows in one transaction; few in the simulator.
+const GROUP: usize = if cfg!(test) { 3 } else { 512 };
 /// Transactions in flight.
 const WORKERS: usize = 2;
 /// How often a transaction is repeated that SQL reports as rolled back.

@@ -77,7 +77,7 @@ impl Plan {
             settings: settings(dice),
             servers: dice.u32(1..=3),
             pollers: dice.u32(0..=2),
-            activity: activity(dice),
+            activity: activity(dice, length_ms),
             buyers,
             wishes: dice.u32(1..=3),
             calls_per_buyer,
@@ -108,7 +108,7 @@ fn settings(dice: &mut fastrand::Rng) -> Settings {
     settings
 }
 
-fn activity(dice: &mut fastrand::Rng) -> ActivitySpec {
+fn activity(dice: &mut fastrand::Rng, length_ms: u64) -> ActivitySpec {
     let offers = (0..pick(dice, &[1, 1, 2])).map(|n| OfferSpec {
         sku_id: SkuId::new(&format!("sku-{n}")).unwrap(),
         title: "a simulated unit".to_owned(),
@@ -121,12 +121,15 @@ fn activity(dice: &mut fastrand::Rng) -> ActivitySpec {
         segments: 1,
     });
     let offers = offers.collect();
+    let day = Duration::from_secs(86_400);
+    // Some sales end in the middle of it all; releases go on.
+    let window = if dice.u32(0..8) == 0 { Duration::from_millis(length_ms) } else { day };
     ActivitySpec {
         activity_id: ActivityId::new("sale").unwrap(),
         title: "a simulated sale".to_owned(),
         start_time: super::BEGIN,
-        end_time: super::BEGIN.plus(Duration::from_secs(86_400)),
-        retention: Duration::from_secs(86_400),
+        end_time: super::BEGIN.plus(window),
+        retention: day,
         offers,
     }
 }

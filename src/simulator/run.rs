@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use sea_orm::EntityTrait;
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
@@ -26,7 +27,7 @@ use crate::{
         ReservationQuery, ReserveOutcome, ReserveRequest, name_reservation,
     },
     engine::{batcher::Caller, keys},
-    entity::outbox::OutboxState,
+    entity::{offers, outbox::OutboxState},
     error::Error,
     server::Parts,
 };
@@ -151,7 +152,10 @@ impl Stage {
             self.world.violation("the disasters panicked");
         }
         self.make_peace().await;
-        if self.comes_to_rest().await {
+        if !self.was_warm().await {
+            let rows = sql::rows(&self.aside()).await;
+            self.world.check(rows.is_empty(), || format!("sold without warm-up: {rows:?}"));
+        } else if self.comes_to_rest().await {
             self.check_books("at rest").await;
             self.history.settle(&self.aside()).await;
             self.ask_again().await;
@@ -271,6 +275,7 @@ impl Stage {
             let asked = async move { activities.warm_up(&id, "simulator").await };
             match self.ask(&server, asked).await {
                 Some(Ok(_)) => break,
+                Some(Err(Error::WrongActivityState { .. })) => return,
                 Some(Err(error)) => {
                     self.world.note(|| format!("warm-up: {error:?}"));
                     // The engine may forget what was written before it is read back.
@@ -371,8 +376,8 @@ impl Stage {
         let answer = self.ask(server, asked).await;
         self.world.note(|| format!("{} answers {wish:?} ({id:?}): {answer:?}", server.life.id));
         match answer? {
-            // As far as this server knows; it reads the sales again now and then.
-            Ok(ReserveOutcome::NotWarmed) => None,
+            // So says the state of the sale as this server knows it; it reads it now and then.
+            Ok(ReserveOutcome::NotWarmed | ReserveOutcome::Ended) => None,
             Ok(outcome) => {
                 let aside = self.aside();
                 self.history.reserved(since, &wish, id.as_ref(), &outcome, &aside).await;
@@ -459,6 +464,12 @@ impl Stage {
         }
     }
 
+    /// Whether the sale was ever on; one that ended before its warm-up was not.
+    async fn was_warm(&self) -> bool {
+        let offers = offers::Entity::find().all(self.aside().reader()).await.unwrap();
+        offers.iter().all(|offer| offer.warm_time.is_some())
+    }
+
     /// Whether nothing is left to do, within the time that it may take (I3).
     async fn comes_to_rest(&self) -> bool {
         let begin = Instant::now();
@@ -541,7 +552,8 @@ impl Stage {
                 let outcome = self.decided(&server, wish.clone()).await;
                 let won = matches!(outcome, Some(ReserveOutcome::Reserved { .. }));
                 // What is held for a moment only may be free again by now.
-                self.world.check(expires || won == (has_room && left > 0), || {
+                let any = expires || self.has_ended();
+                self.world.check(any || won == (has_room && left > 0), || {
                     format!("{wish:?} hears {outcome:?} with {left} left; room: {has_room}")
                 });
                 left -= u64::from(won && left > 0);
@@ -549,11 +561,18 @@ impl Stage {
         }
     }
 
+    fn has_ended(&self) -> bool {
+        self.aside().clock() >= self.world.plan.activity.end_time
+    }
+
     /// In peace there is a decision; it may take some tries.
     async fn decided(&self, server: &Server, wish: Wish) -> Option<ReserveOutcome> {
         for _ in 0..20 {
             if let Some(outcome) = self.reserve(server, wish.clone()).await {
                 return Some(outcome);
+            }
+            if self.has_ended() {
+                return None;
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
