@@ -12,7 +12,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Once,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -40,10 +40,29 @@ thread_local! {
     static SIMULATED: RefCell<Option<Simulated>> = const { RefCell::new(None) };
 }
 
+/// Notes every panic of a run, also in tasks that nobody waits for.
+fn note_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let noted = SIMULATED.try_with(|simulated| {
+                let mut simulated = simulated.try_borrow_mut().ok()?;
+                simulated.as_mut()?.panics.push(panic.to_string());
+                Some(())
+            });
+            if !matches!(noted, Ok(Some(()))) {
+                before(panic);
+            }
+        }));
+    });
+}
+
 /// What the run of this thread has in place of the machine's clock and randomness.
 struct Simulated {
     begin: Instant,
     random: fastrand::Rng,
+    panics: Vec<String>,
 }
 
 /// The simulated time, in a thread that simulates.
@@ -69,8 +88,17 @@ impl InSimulation {
     fn begin(seed: u64) -> Self {
         fastrand::seed(seed);
         let random = fastrand::Rng::with_seed(seed ^ 0x5EED);
-        SIMULATED.set(Some(Simulated { begin: Instant::now(), random }));
+        SIMULATED.set(Some(Simulated { begin: Instant::now(), random, panics: Vec::new() }));
+        note_panics();
         Self
+    }
+}
+
+impl InSimulation {
+    fn panics(&self) -> Vec<String> {
+        SIMULATED.with_borrow(|simulated| {
+            simulated.as_ref().map(|simulated| simulated.panics.clone()).unwrap_or_default()
+        })
     }
 }
 

@@ -61,10 +61,16 @@ pub(super) fn run(seed: u64, schema: &Path, broken: Option<Break>, verbose: bool
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     let outcome = runtime.unwrap().block_on(async {
-        let _simulated = InSimulation::begin(seed);
+        let simulated = InSimulation::begin(seed);
         let world = Arc::new(World::new(Plan::of(seed), broken, verbose));
         let stage = Arc::new(Stage::new(world.clone(), &file));
-        stage.play().await;
+        // In a task, so that a panic ends it and not the run.
+        let played = spawn({
+            let stage = stage.clone();
+            async move { stage.play().await }
+        });
+        world.check(played.await.is_ok(), || "the run panicked".to_owned());
+        simulated.panics().into_iter().for_each(|panic| world.violation(panic));
         let won = stage.history.accounts().values().filter(|a| a.reserved.is_some()).count();
         let mut trace = world.trace.lock().unwrap();
         Outcome {
