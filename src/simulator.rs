@@ -136,6 +136,8 @@ struct World {
     calm: AtomicBool,
     engine_away_until: Mutex<Option<Instant>>,
     sql_away_until: Mutex<Option<Instant>>,
+    /// One for each call that is on its way although its caller gave up.
+    late: Arc<()>,
     trace: Mutex<Trace>,
     violations: Mutex<Vec<String>>,
 }
@@ -167,6 +169,7 @@ impl World {
             calm: AtomicBool::new(false),
             engine_away_until: Mutex::default(),
             sql_away_until: Mutex::default(),
+            late: Arc::default(),
             trace: Mutex::new(trace),
             violations: Mutex::default(),
         }
@@ -213,6 +216,16 @@ impl World {
         if let Some(lines) = &mut trace.lines {
             lines.push(line);
         }
+    }
+
+    /// To be held while a call is on its way whose caller gave up.
+    fn late(&self) -> Arc<()> {
+        self.late.clone()
+    }
+
+    /// Whether nobody's calls are still on their way.
+    fn all_arrived(&self) -> bool {
+        Arc::strong_count(&self.late) == 1
     }
 
     /// Counts what happened.

@@ -232,6 +232,7 @@ async fn keep_lease(parts: Parts) {
 async fn sleep(parts: &Parts, pause: Duration) -> bool {
     let until = Instant::now() + pause;
     tokio::select! {
+        biased;
         () = tokio::time::sleep_until(until) => !parts.shutdown.is_cancelled(),
         () = parts.shutdown.cancelled() => false,
     }

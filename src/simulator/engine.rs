@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Break, Life, Shared, World};
+use super::{Break, Dead, Life, Shared, World};
 use crate::engine::{
     Call, Engine, EngineError, Script, Value,
     embedded::{EmbeddedEngine, Snapshot},
@@ -80,23 +80,26 @@ impl Store {
     }
 
     /// Runs a script that arrived.
-    fn run(&self, call: Call) -> Result<Value, EngineError> {
+    ///
+    /// Answers also how much longer than usual the reply is on its way.
+    fn run(&self, call: Call) -> (Result<Value, EngineError>, Duration) {
         let reads = [scripts::LEVELS, scripts::FIND, scripts::UNACKED, scripts::HOLDINGS];
         if !reads.contains(&call.script) && call.script != scripts::PING {
             self.remember();
         }
         let reply = self.eval(call.clone());
         self.break_after(&call, &reply);
-        self.strike_after(&call, &reply);
-        reply
+        let held_up = self.strike_after(&call, &reply);
+        (reply, held_up)
     }
 
-    /// The worst moment for an engine to forget is right after it gave out units.
-    fn strike_after(&self, call: &Call, reply: &Result<Value, EngineError>) {
+    /// The worst moment for an engine to forget is right after it gave out units, while the reply
+    /// is still on its way.
+    fn strike_after(&self, call: &Call, reply: &Result<Value, EngineError>) -> Duration {
         let world = &self.world;
         world.count(format!("{} {}", call.script.name, status(reply)));
         if call.script != scripts::RESERVE || !shown(reply).contains("[taken") {
-            return;
+            return Duration::ZERO;
         }
         if world.strikes(world.plan.rates.failover) {
             let lost = world.dice(|dice| dice.usize(0..4));
@@ -105,7 +108,10 @@ impl Store {
         } else if world.strikes(world.plan.rates.flush) {
             world.note(|| "flush".to_owned());
             self.flush();
+        } else {
+            return Duration::ZERO;
         }
+        world.span(1_000)
     }
 
     fn eval(&self, call: Call) -> Result<Value, EngineError> {
@@ -236,12 +242,15 @@ impl Line {
     async fn call(&self, call: Call) -> Result<Value, EngineError> {
         let (id, name) = (self.life.id, call.script.name);
         let sent_to = self.store.generation();
+        let dead = |Dead| EngineError::Unknown("simulated: this server is dead".to_owned());
+        if self.life.end.is_cancelled() {
+            return Err(dead(Dead));
+        }
         let fate = self.fate(call.script);
         if fate != Fate::Fine {
             self.world().count(format!("engine {fate:?}"));
         }
         let unknown = |why: &str| EngineError::Unknown(format!("simulated: {why}"));
-        let dead = |_| EngineError::Unknown("simulated: this server is dead".to_owned());
         if self.world().strikes(self.world().plan.rates.crash) {
             self.life.end(self.world(), name);
         }
@@ -275,7 +284,7 @@ impl Line {
             return Err(unknown("the server is gone"));
         }
         let (args, script) = (call.args.clone(), call.script);
-        let reply = self.store.run(call);
+        let (reply, held_up) = self.store.run(call);
         self.world().note(|| match &reply {
             // They come in no order.
             Ok(Value::Array(items)) if script == scripts::HOLDINGS => {
@@ -286,7 +295,7 @@ impl Line {
         if self.world().strikes(self.world().plan.rates.crash) {
             self.life.end(self.world(), &format!("after {name}"));
         }
-        self.life.wait(self.world().delay()).await.map_err(dead)?;
+        self.life.wait(self.world().delay() + held_up).await.map_err(dead)?;
         if fate == Fate::LostAfter {
             self.world().note(|| format!("{id} {name}: reply lost"));
             return Err(unknown("the reply is lost"));
@@ -298,12 +307,14 @@ impl Line {
     fn run_late(&self, call: Call, sent_to: u64) {
         let (store, id) = (self.store.clone(), self.life.id);
         let pause = Duration::from_millis(1) + store.world.span(LATEST_MS);
+        let late = store.world.late();
         #[allow(clippy::disallowed_methods, reason = "it belongs to nobody any more")]
         tokio::spawn(async move {
+            let _late = late;
             tokio::time::sleep(pause).await;
             if store.generation() == sent_to {
                 let (name, args) = (call.script.name, words(&call.args));
-                let reply = store.run(call);
+                let (reply, _) = store.run(call);
                 store.world.note(|| format!("{id} {name} {args}, late -> {}", shown(&reply)));
             }
         });

@@ -68,7 +68,7 @@ impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut dice = fastrand::Rng::with_seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let dice = &mut dice;
-        let calls_per_buyer = dice.u32(3..=14);
+        let calls_per_buyer = dice.u32(4..=24);
         let pause_ms = pick(dice, &[5, 50, 300, 1_000]);
         let buyers = dice.u32(1..=7);
         let length_ms = u64::from(calls_per_buyer) * (pause_ms / 2 + 30);
@@ -79,7 +79,7 @@ impl Plan {
             pollers: dice.u32(0..=2),
             activity: activity(dice, length_ms),
             buyers,
-            wishes: dice.u32(1..=3),
+            wishes: dice.u32(1..=6),
             calls_per_buyer,
             pause_ms,
             delay_ms: pick(dice, &[0, 1, 5, 40]),
@@ -114,7 +114,7 @@ fn activity(dice: &mut fastrand::Rng, length_ms: u64) -> ActivitySpec {
         title: "a simulated unit".to_owned(),
         price_minor: 100,
         currency: "CNY".to_owned(),
-        total: pick(dice, &[1, 1, 2, 3, 5, 8, 20]),
+        total: pick(dice, &[1, 2, 3, 5, 8, 20, 20]),
         max_orders: pick(dice, &[1, 1, 2, 3]),
         max_quantity: dice.u32(1..=4),
         hold: pick(dice, &[None, None, None, Some(1), Some(4)]).map(Duration::from_secs),
@@ -138,9 +138,9 @@ fn rates(dice: &mut fastrand::Rng) -> Rates {
     let mut rate = || if dice.bool() { 0.0 } else { pick(dice, &[0.01, 0.03, 0.1]) };
     Rates {
         slow: rate() / 2.0,
-        crash: rate() / 20.0,
-        failover: rate() / 2.0,
-        flush: rate() / 8.0,
+        crash: rate() / 10.0,
+        failover: rate() * 2.0,
+        flush: rate() / 2.0,
         sql_begin: rate(),
         sql_statement: rate() / 2.0,
         sql_deadlock: rate(),

@@ -34,6 +34,8 @@ use crate::{
 
 /// How long everything may take to come to rest once nothing goes wrong any more.
 const REST_WITHIN: Duration = Duration::from_secs(60);
+/// So often, five times a second, nothing must be left to do: what was slow is over by then.
+const CALM_LOOKS: u32 = 6;
 /// How long a call may take that nothing disturbs, and one that everything does.
 const CALL_WITHIN: Duration = Duration::from_secs(120);
 
@@ -479,11 +481,12 @@ impl Stage {
     /// Whether nothing is left to do, within the time that it may take (I3).
     async fn comes_to_rest(&self) -> bool {
         let begin = Instant::now();
-        let mut restless = String::new();
+        let (mut restless, mut calm_looks) = (String::new(), 0);
         while begin.elapsed() < REST_WITHIN {
             match self.unrest().await {
-                None => return true,
-                Some(why) => restless = why,
+                None if calm_looks == CALM_LOOKS => return true,
+                None => calm_looks += 1,
+                Some(why) => (restless, calm_looks) = (why, 0),
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -493,6 +496,9 @@ impl Stage {
 
     /// What is still to be done; a hold that will be over is, too.
     async fn unrest(&self) -> Option<String> {
+        if !self.world.all_arrived() {
+            return Some("a late call is still on its way".to_owned());
+        }
         for row in sql::rows(&self.aside()).await {
             match row.state {
                 OutboxState::Pending | OutboxState::Releasing | OutboxState::Dead => {

@@ -273,6 +273,9 @@ impl Line {
         if self.aside {
             return Ok(());
         }
+        if self.life.end.is_cancelled() {
+            return Err(lost());
+        }
         if self.strikes(self.world().plan.rates.crash) {
             let place = if self.transaction.is_some() { "in a transaction" } else { "at SQL" };
             self.life.end(self.world(), place);
@@ -354,6 +357,9 @@ impl Line {
         self.disturb(Some(open))?;
         let result = self.store.execute(&statement)?;
         self.note(|| shown(&statement, result.rows_affected()));
+        if result.rows_affected() == 0 && statement.sql.contains("\"reserved\" + ?") {
+            self.world().count("sql units not counted: another epoch, or too many");
+        }
         self.travel().await?;
         Ok(result)
     }
@@ -437,8 +443,10 @@ impl Line {
         let (id, kept) = (self.life.id, self.world().dice(fastrand::Rng::bool));
         let pause = Duration::from_millis(1) + self.world().span(LATEST_MS);
         self.fault("COMMIT late");
+        let late = self.world().late();
         #[allow(clippy::disallowed_methods, reason = "it belongs to nobody any more")]
         tokio::spawn(async move {
+            let _late = late;
             tokio::time::sleep(pause).await;
             let how = if kept { "COMMIT" } else { "ROLLBACK" };
             open.end(how);
