@@ -124,7 +124,9 @@ impl Store {
                     items[0] = word("not_reserved");
                     Value::Array(items)
                 }
-                other => other,
+                refusal @ (Value::Nil | Value::Int(_) | Value::Bulk(_) | Value::Array(_)) => {
+                    refusal
+                }
             });
         }
         if self.world.is_broken(Break::RebuildLosesOne) && call.script == scripts::REBUILD_LOAD {

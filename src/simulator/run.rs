@@ -380,8 +380,12 @@ impl Stage {
             is_repeat: false,
         };
         let reservations = server.parts.reservations.clone();
-        let asked = async move { reservations.reserve(request, Caller::default()).await };
+        // A buyer who goes away hangs up.
+        let connection = Arc::new(());
+        let caller = Caller::new(&connection, None);
+        let asked = async move { reservations.reserve(request, caller).await };
         let answer = self.ask(server, asked).await;
+        drop(connection);
         self.world.note(|| format!("{} answers {wish:?} ({id:?}): {answer:?}", server.life.id));
         match answer? {
             // So says the state of the sale as this server knows it; it reads it now and then.

@@ -48,8 +48,11 @@ pub(super) struct Store {
     /// The rows of the outbox as of the last commit.
     rows: Mutex<BTreeMap<String, Known>>,
     /// Where a broken run gives units back on a guess.
-    pub(super) guesses: Mutex<Option<(Arc<engine::Store>, Vec<Arc<[String]>>)>>,
+    pub(super) guesses: Mutex<Option<Guesses>>,
 }
+
+/// An engine, and the keys of each offer there.
+type Guesses = (Arc<engine::Store>, Vec<Arc<[String]>>);
 
 struct Connections {
     writer: SqliteConnection,
@@ -332,9 +335,8 @@ impl Line {
     /// What becomes of a statement; after an error its transaction is over.
     fn disturb(&self, open: Option<&Open>) -> Result<(), DbErr> {
         let rates = &self.world().plan.rates;
-        let error = if self.is_away() || self.strikes(rates.sql_statement) {
-            lost()
-        } else if open.is_some_and(|open| open.is_lost.load(Ordering::Relaxed)) {
+        let is_lost = open.is_some_and(|open| open.is_lost.load(Ordering::Relaxed));
+        let error = if is_lost || self.is_away() || self.strikes(rates.sql_statement) {
             lost()
         } else if open.is_some() && self.strikes(rates.sql_deadlock / 4.0) {
             self.store.busy()

@@ -5,7 +5,7 @@ use std::{future::Future, pin::pin, task::Poll, time::Duration};
 use sea_orm::{
     ActiveValue::{NotSet, Set},
     ColumnTrait, ConnectionTrait, DbErr, EntityTrait, IntoActiveModel, PaginatorTrait, QueryFilter,
-    QueryOrder, QuerySelect, QueryTrait, Statement, TransactionTrait,
+    QueryOrder, QuerySelect, QueryTrait, Statement,
 };
 use seckill::{
     database::{
@@ -712,12 +712,12 @@ on_every_database! {
     async fn a_savepoint_saves_the_transaction_from_a_bad_row(db: &Fresh) {
         write(db, async |tx| {
             insert_ignore(tx, vec![reservation("1")]).await?;
-            let savepoint = tx.begin().await?;
+            tx.execute_unprepared("SAVEPOINT before").await?;
             let mut bad = reservation("2");
             bad.quantity = Set(0);
-            let inserted = insert_ignore(&savepoint, vec![bad]).await;
+            let inserted = insert_ignore(tx, vec![bad]).await;
             assert_eq!(fault(inserted), SqlFault::Data);
-            savepoint.rollback().await?;
+            tx.execute_unprepared("ROLLBACK TO SAVEPOINT before").await?;
             insert_ignore(tx, vec![reservation("3")]).await
         })
         .await
