@@ -9,6 +9,7 @@
 //! SQLite in memory has one connection for everything: what reads through
 //! [`Database::reader`] while it holds a transaction waits for itself.
 
+mod connection;
 mod fault;
 mod finish;
 mod lease;
@@ -19,9 +20,8 @@ mod rows;
 use std::{fmt, sync::Arc, time::Duration};
 
 use sea_orm::{
-    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DatabaseTransaction,
-    DbBackend, DbErr, RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
-    TransactionTrait,
+    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DbBackend, DbErr,
+    RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
     sqlx::{
         self, ConnectOptions as _, Connection as _, Executor as _,
         mysql::MySqlConnectOptions,
@@ -34,6 +34,7 @@ use tokio::time::Instant;
 
 use crate::domain::{Clock, TimeMs};
 
+pub use connection::{Connection, Link, Transaction};
 pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use finish::finish;
 pub use lease::{Acquired, Lease};
@@ -173,8 +174,8 @@ pub struct Database {
 #[derive(Debug)]
 struct Inner {
     backend: Backend,
-    reader: DatabaseConnection,
-    writer: DatabaseConnection,
+    reader: Connection,
+    writer: Connection,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -217,10 +218,25 @@ impl Database {
         let backend = location.backend();
         let settings = settings.clone();
         let clock = Clock::default();
+        let (reader, writer) = (reader.into(), writer.into());
         let database =
             Self { inner: Arc::new(Inner { backend, reader, writer, location, settings, clock }) };
         database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
         Ok(database)
+    }
+
+    /// The simulator's database, as one of its servers reaches it.
+    #[cfg(test)]
+    pub(crate) fn simulated(line: &crate::simulator::sql::Line) -> Self {
+        let inner = Inner {
+            backend: Backend::Sqlite,
+            reader: Connection::simulated(line.clone()),
+            writer: Connection::simulated(line.clone()),
+            location: Location::Memory,
+            settings: DatabaseSettings::default(),
+            clock: Clock::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     #[must_use]
@@ -231,7 +247,7 @@ impl Database {
     /// For statements outside of a transaction, reads above all: on SQLite a pool that can't
     /// write. Transactions begin with [`Database::begin`] only.
     #[must_use]
-    pub fn reader(&self) -> &DatabaseConnection {
+    pub fn reader(&self) -> &Connection {
         &self.inner.reader
     }
 
@@ -248,7 +264,7 @@ impl Database {
     /// # Errors
     /// [`classify`] calls them [`SqlFault::Away`], or on SQLite [`SqlFault::RolledBack`] when
     /// another process kept its lock for too long. Nothing was kept.
-    pub async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    pub async fn begin(&self) -> Result<Transaction, DbErr> {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
         let begun = tokio::spawn(async move { inner.begin().await });
@@ -272,7 +288,7 @@ impl Database {
 
     /// For single statements that write, outside of a transaction.
     #[must_use]
-    pub fn writer(&self) -> &DatabaseConnection {
+    pub fn writer(&self) -> &Connection {
         &self.inner.writer
     }
 
@@ -318,8 +334,8 @@ impl Database {
     /// # Errors
     /// None that is known.
     pub async fn close(&self) -> Result<(), DbErr> {
-        self.inner.reader.close_by_ref().await?;
-        self.inner.writer.close_by_ref().await
+        self.inner.reader.close().await?;
+        self.inner.writer.close().await
     }
 }
 
@@ -341,7 +357,7 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
 }
 
 impl Inner {
-    async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    async fn begin(&self) -> Result<Transaction, DbErr> {
         let sqlite_transaction_mode = match self.backend {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
@@ -350,7 +366,7 @@ impl Inner {
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
-            match self.writer.begin_with_options(options).await {
+            match self.writer.begin(options).await {
                 Err(DbErr::Query(RuntimeErr::SqlxError(cause))) if fault::is_lost(&cause) => {
                     if left == 0 {
                         return Err(DbErr::Conn(RuntimeErr::SqlxError(cause)));

@@ -118,3 +118,7 @@ pub mod telemetry;
 pub mod server;
 
 pub mod cli;
+
+// What proves it.
+#[cfg(test)]
+mod simulator;

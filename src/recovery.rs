@@ -223,6 +223,7 @@ impl Recovery {
                 }
             }
             pause = tokio::select! {
+                biased;
                 pause = wait(pause) => pause,
                 () = self.shutdown.cancelled() => return,
             };

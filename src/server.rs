@@ -234,6 +234,12 @@ impl Parts {
         Poller::new(self.reservations.clone(), options)
     }
 
+    /// Starts the workers without a port.
+    #[cfg(test)]
+    pub(crate) fn start_workers(&self, settings: &Settings) {
+        workers::start(self, settings, HealthReporter::new());
+    }
+
     /// The embedded engine keeps nothing on disk: its start is a rebuild, and the raised epoch
     /// ends any older process on the same database.
     async fn rebuild_all(&self) -> Result<(), StartError> {

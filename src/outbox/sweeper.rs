@@ -11,8 +11,8 @@ use crate::{
     reservations::Reservations,
 };
 
-/// Entries read from one segment at a time; the most that the script gives.
-const PAGE: u32 = 500;
+/// Entries read from one segment at a time; the most that the script gives. Few in the simulator.
+const PAGE: u32 = if cfg!(test) { 2 } else { 500 };
 /// Offers looked at at the same time.
 const OFFERS_AT_ONCE: usize = 32;
 

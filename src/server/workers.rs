@@ -28,8 +28,8 @@ const MAX_LATE_PROBES: u32 = 3;
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// How long a pass keeps other servers from the same: one that hangs must not hold up everybody.
 const ALONE_FOR: Duration = Duration::from_secs(10);
-/// Holds released in one pass.
-const EXPIRE_AT_ONCE: u64 = 200;
+/// Holds released in one pass; few in the simulator.
+const EXPIRE_AT_ONCE: u64 = if cfg!(test) { 2 } else { 200 };
 
 /// Starts every worker of a server.
 pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) {
@@ -160,6 +160,7 @@ async fn poll(parts: Parts, settings: Settings) {
     let interval = Duration::from_millis(settings.outbox.poll_interval_ms);
     loop {
         tokio::select! {
+            biased;
             () = parts.reservations.due.notified() => {}
             () = tokio::time::sleep(interval) => {}
             () = parts.shutdown.cancelled() => return,
@@ -237,6 +238,7 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
 async fn wait_for_probe(parts: &Parts, circuit: &Circuit) -> bool {
     let pause = if circuit.is_open() { PROBE_AWAY_EVERY } else { PROBE_EVERY };
     tokio::select! {
+        biased;
         () = tokio::time::sleep(pause) => true,
         () = circuit.tripped.notified() => sleep(parts, PROBE_AWAY_EVERY).await,
         () = parts.shutdown.cancelled() => false,
@@ -284,6 +286,7 @@ async fn keep_lease(parts: Parts) {
 async fn sleep(parts: &Parts, pause: Duration) -> bool {
     let until = Instant::now() + pause;
     tokio::select! {
+        biased;
         () = tokio::time::sleep_until(until) => !parts.shutdown.is_cancelled(),
         () = parts.shutdown.cancelled() => false,
     }
