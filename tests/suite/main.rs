@@ -23,6 +23,7 @@ mod faults;
 mod flows;
 mod histories;
 mod known_faults;
+mod model;
 mod outage;
 mod pipeline;
 mod rebuilds;
