@@ -22,6 +22,7 @@ mod engine_redis;
 mod faults;
 mod flows;
 mod histories;
+mod holds;
 mod known_faults;
 mod model;
 mod outage;
