@@ -4,7 +4,7 @@ PYTHON := $(CURDIR)/target/venv/bin/python
 BUF := target/tools/node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fmt docs services demo clean
+.PHONY: help test soak lint fmt docs services demo clean
 .PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -12,6 +12,10 @@ help: ## list the targets
 
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
+
+soak: services ## walk through random calls and faults for hours; SECKILL_MODEL_STEPS says how many
+	SECKILL_MODEL_STEPS=$${SECKILL_MODEL_STEPS:-500000} \
+	  scripts/with-services cargo test --locked --test suite -- model::
 
 lint: check-fmt check-proto check-lua check-clippy check-docs ## run every check that is not a test
 

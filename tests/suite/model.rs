@@ -15,9 +15,12 @@ use proptest::{
 
 use crate::support::databases::{self, Fresh};
 
+mod asked;
+mod engine;
 mod expected;
 mod real;
 
+use engine::{Kind, Stage};
 use expected::Id;
 
 /// Steps of all sequences together for one engine, unless SECKILL_MODEL_STEPS says how many.
@@ -183,7 +186,7 @@ fn sequence() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Runs sequences of so many steps together.
-fn run(steps: u32, engine: real::Kind, fresh: impl AsyncFn() -> Fresh) {
+fn run(steps: u32, engine: Kind, fresh: impl AsyncFn() -> Fresh) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/suite/proptest-regressions/model.txt");
     let mut runner = TestRunner::new(Config {
@@ -193,7 +196,7 @@ fn run(steps: u32, engine: real::Kind, fresh: impl AsyncFn() -> Fresh) {
         max_shrink_iters: 4_000,
         ..Config::default()
     });
-    let stage = runtime.block_on(real::Stage::open(engine));
+    let stage = runtime.block_on(Stage::open(engine));
     let outcome = runner.run(&sequence(), |steps| {
         runtime.block_on(async {
             let mut outcome = Ok(());
@@ -219,22 +222,22 @@ mod random_calls_and_faults_are_answered_as_the_model_says {
 
     #[test]
     fn embedded_sqlite() {
-        run(steps(), real::Kind::Embedded, Fresh::sqlite);
+        run(steps(), Kind::Embedded, Fresh::sqlite);
     }
 
     #[test]
     fn redis_sqlite() {
-        run(steps(), real::Kind::Redis, Fresh::sqlite);
+        run(steps(), Kind::Redis, Fresh::sqlite);
     }
 
     // A database of a server is slow to make, and the model is the same.
     #[test]
     fn redis_postgres() {
-        run(steps() / 20, real::Kind::Redis, Fresh::postgres);
+        run(steps() / 20, Kind::Redis, Fresh::postgres);
     }
 
     #[test]
     fn redis_mysql() {
-        run(steps() / 20, real::Kind::Redis, Fresh::mysql);
+        run(steps() / 20, Kind::Redis, Fresh::mysql);
     }
 }

@@ -11,94 +11,47 @@ use sea_orm::ConnectionTrait;
 use seckill::{
     books,
     config::Settings,
-    domain::{
-        BuyerId, ConfirmOutcome, OfferKey, ReleaseOutcome, RequestId, ReservationId,
-        ReservationQuery, ReservationState, ReserveOutcome, name_reservation,
-    },
-    engine::{
-        Call, Engine, Script,
-        embedded::{Dumped, DumpedContent, EmbeddedEngine},
-        keys,
-    },
+    domain::{ActivityId, BuyerId, OfferKey, RequestId, ReservationId, SkuId, name_reservation},
+    engine::{Engine, embedded::EmbeddedEngine},
     entity::outbox::OutboxState,
-    error::Error,
-    outbox::sweeper::sweep,
     server::Parts,
 };
 
 use super::{
-    Loss, ReleaseFault, ReserveFault, Step,
-    expected::{Fate, Heard, Id, MAX_ORDERS, MAX_QUANTITY, Model, State, TOTAL},
+    Loss, Step,
+    engine::{AGE, Dump, Stage},
+    expected::{Fate, Id, MAX_ORDERS, MAX_QUANTITY, Model, State, TOTAL},
 };
 use crate::support::{
-    arg,
     databases::Fresh,
-    redis_server::RedisServer,
     stage::Gate,
     world::{Ground, Sale, World},
 };
 
-/// Runs any one command.
-const COMMAND: Script = Script { name: "command", source: "return redis.call(unpack(ARGV, 2))" };
-/// Ends the hold of every reservation that has one.
-const AGE: Script = Script {
-    name: "age",
-    source: "local page = redis.call('HSCAN', KEYS[3], '0', 'COUNT', '1000') \
-             for i = 1, #page[2], 2 do \
-               local record = string.gsub(page[2][i + 1], ' [1-9]%d*$', ' 1000') \
-               redis.call('HSET', KEYS[3], page[2][i], record) \
-             end \
-             return {'ok'}",
-};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Embedded,
-    Redis,
-}
-
-/// What all sequences share.
-pub(super) struct Stage {
-    redis: Option<(RedisServer, Arc<dyn Engine>)>,
-}
-
-impl Stage {
-    pub(super) async fn open(kind: Kind) -> Self {
-        if kind == Kind::Embedded {
-            return Self { redis: None };
-        }
-        let server = RedisServer::start().await;
-        let engine: Arc<dyn Engine> = Arc::new(server.engine().await);
-        Self { redis: Some((server, engine)) }
-    }
-}
-
-type Dump = BTreeMap<String, Dumped>;
-
 /// The engine lost something and was not rebuilt since.
 #[derive(Debug)]
-struct Lost {
+pub(super) struct Lost {
     /// The epoch in SQL at that time.
-    epoch: u64,
+    pub(super) epoch: u64,
     /// Whether only a server that has seen more can tell.
-    only_seen: bool,
+    pub(super) only_seen: bool,
 }
 
-struct Real<'a> {
-    stage: &'a Stage,
+pub(super) struct Real<'a> {
+    pub(super) stage: &'a Stage,
     fresh: &'a Fresh,
     settings: Settings,
-    embedded: Option<Arc<EmbeddedEngine>>,
-    engine: Arc<dyn Engine>,
-    servers: Vec<(World, Arc<Gate>)>,
-    key: OfferKey,
-    model: Model,
-    lost: Option<Lost>,
+    pub(super) embedded: Option<Arc<EmbeddedEngine>>,
+    pub(super) engine: Arc<dyn Engine>,
+    pub(super) servers: Vec<(World, Arc<Gate>)>,
+    pub(super) key: OfferKey,
+    pub(super) model: Model,
+    pub(super) lost: Option<Lost>,
     /// Requests that the engine alone has had: when it goes back, it may have them again.
-    ghosts: BTreeSet<Id>,
+    pub(super) ghosts: BTreeSet<Id>,
     /// What each request was told first.
-    told: BTreeMap<Id, (String, String)>,
-    dumps: BTreeMap<usize, Dump>,
+    pub(super) told: BTreeMap<Id, (String, String)>,
+    pub(super) dumps: BTreeMap<usize, Dump>,
 }
 
 /// Runs one sequence in a new database; says what went wrong, and after which steps.
@@ -136,7 +89,11 @@ fn story(wrong: &str, steps: &[Step]) -> String {
     story
 }
 
-fn must<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Result<(), String> {
+pub(super) fn must<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    found: T,
+    expected: T,
+) -> Result<(), String> {
     if found == expected {
         return Ok(());
     }
@@ -165,8 +122,8 @@ impl<'a> Real<'a> {
             engine,
             servers: Vec::new(),
             key: OfferKey {
-                activity_id: seckill::domain::ActivityId::new("sale").unwrap(),
-                sku_id: seckill::domain::SkuId::new("sku-1").unwrap(),
+                activity_id: ActivityId::new("sale").unwrap(),
+                sku_id: SkuId::new("sku-1").unwrap(),
             },
             model: Model::default(),
             lost: None,
@@ -190,7 +147,7 @@ impl<'a> Real<'a> {
     }
 
     /// A server without a gate.
-    fn base(&self) -> World {
+    pub(super) fn base(&self) -> World {
         let database = (**self.fresh).clone();
         let parts = Parts::over(&self.settings, database, self.engine.clone());
         World { parts, settings: self.settings.clone() }
@@ -241,333 +198,8 @@ impl<'a> Real<'a> {
         Ok(())
     }
 
-    async fn reserve(
-        &mut self,
-        server: usize,
-        id: Id,
-        quantity: u32,
-        fault: ReserveFault,
-    ) -> Result<(), String> {
-        let gate = self.servers[server].1.clone();
-        match fault {
-            ReserveFault::None => {}
-            ReserveFault::ReplyLost => gate.lose_reply("reserve"),
-            ReserveFault::NotAcknowledged => gate.refuse("acknowledge"),
-        }
-        let was_lost = self.lost.is_some() && self.model.refusal(quantity).is_none();
-        let offer = self.servers[server].0.offer(&self.key).await;
-        let is_behind = offer.segment.epoch() < self.servers[server].0.sql_epoch(&self.key).await;
-        let mut heard = self.ask_reserve(server, id, quantity).await?;
-        self.rest().await;
-        if was_lost {
-            must("a reserve of an engine that lost something", heard, Heard::Undecided)?;
-            if fault == ReserveFault::ReplyLost {
-                // What it took may be recorded before anybody notices; and it has caught up.
-                self.ghosts.insert(id);
-                gate.open();
-                self.change_identity().await;
-                return Ok(());
-            }
-            must("whether it is rebuilt", self.lost.is_none(), true)?;
-            heard = self.ask_reserve(server, id, quantity).await?;
-        }
-        if is_behind && fault == ReserveFault::ReplyLost && heard == Heard::Undecided {
-            // It called under an old epoch, so what it did not hear was a refusal.
-            return Ok(());
-        }
-        let expected = self.model.reserve(id, quantity, fault);
-        if self.model.fates.get(&id).is_some_and(|fate| fate.state == State::Taken) {
-            self.ghosts.insert(id);
-        }
-        must("a reserve", heard, expected)?;
-        self.rest().await;
-        gate.open();
-        Ok(())
-    }
-
-    async fn ask_reserve(&mut self, server: usize, id: Id, units: u32) -> Result<Heard, String> {
-        let world = &self.servers[server].0;
-        let outcome = world.reserve_units(&self.key, &buyer(id.buyer), &request(id), units).await;
-        Ok(match outcome {
-            Ok(ReserveOutcome::Ended) => Heard::Ended,
-            Ok(ReserveOutcome::QuantityLimit { .. }) => Heard::QuantityLimit,
-            Ok(ReserveOutcome::Reserved { reservation, replayed, .. }) => {
-                let told =
-                    (reservation.reservation_id.to_string(), reservation.order_no.to_string());
-                must("its buyer", reservation.buyer.to_string(), buyer(id.buyer))?;
-                must("its units", reservation.quantity, units)?;
-                let first = self.told.entry(id).or_insert_with(|| told.clone()).clone();
-                must("what a request is told again", told, first)?;
-                Heard::Reserved { replayed }
-            }
-            Ok(ReserveOutcome::Released) => Heard::Released,
-            Ok(ReserveOutcome::Duplicate { existing }) => {
-                let existing = existing.map(|existing| existing.buyer.to_string());
-                must("whose it is", existing, Some(buyer(id.buyer)))?;
-                Heard::Duplicate
-            }
-            Ok(ReserveOutcome::SoldOut) => Heard::SoldOut,
-            Ok(ReserveOutcome::Insufficient { remaining }) => Heard::Insufficient(remaining),
-            Err(Error::RequestIdConflict { .. }) => Heard::Conflict,
-            other => undecided(other)?,
-        })
-    }
-
-    async fn release(
-        &mut self,
-        server: usize,
-        buyer: u8,
-        id: Id,
-        fault: ReleaseFault,
-    ) -> Result<(), String> {
-        let gate = self.servers[server].1.clone();
-        match fault {
-            ReleaseFault::None => {}
-            ReleaseFault::NotRun => gate.refuse("release"),
-            ReleaseFault::ReplyLost => gate.lose_reply("release"),
-        }
-        let was_lost = self.lost.is_some();
-        let is_ghost = self.is_ghost(id);
-        // SQL comes first, whatever the engine is like.
-        let expected =
-            if is_ghost { Heard::Undecided } else { self.model.release(buyer, id, fault) };
-        let mut heard = self.ask_release(server, buyer, id).await?;
-        self.rest().await;
-        gate.open();
-        if fault == ReleaseFault::ReplyLost && self.lost.as_ref().is_some_and(|l| l.only_seen) {
-            self.change_identity().await;
-        }
-        if is_ghost {
-            // SQL tells what it came to, in `rest`.
-            return Ok(());
-        }
-        for _ in 0..3 {
-            if was_lost && heard == Heard::Undecided && expected != Heard::Undecided {
-                heard = self.ask_release(server, buyer, id).await?;
-                self.rest().await;
-                if expected == Heard::Released && heard == Heard::AlreadyReleased {
-                    // By the attempt before.
-                    heard = Heard::Released;
-                }
-            }
-        }
-        must("a release", heard, expected)
-    }
-
-    async fn ask_release(&self, server: usize, by: u8, id: Id) -> Result<Heard, String> {
-        let world = &self.servers[server].0;
-        match world.release(&self.key, &buyer(by), &self.reservation_id(id)).await {
-            Ok(ReleaseOutcome::Released) => Ok(Heard::Released),
-            Ok(ReleaseOutcome::AlreadyReleased) => Ok(Heard::AlreadyReleased),
-            Ok(ReleaseOutcome::NotReserved) => Ok(Heard::NotReserved),
-            Ok(ReleaseOutcome::WrongOwner) => Ok(Heard::WrongOwner),
-            Ok(ReleaseOutcome::Confirmed) => Ok(Heard::Confirmed),
-            other => undecided(other),
-        }
-    }
-
-    async fn confirm(&mut self, server: usize, by: u8, id: Id) -> Result<(), String> {
-        let expected = self.model.confirm(by, id);
-        self.look(id, "a confirm", expected, async |real| {
-            let world = &real.servers[server].0;
-            match world.confirm(&real.key, &buyer(by), &real.reservation_id(id)).await {
-                Ok(ConfirmOutcome::Confirmed(_)) => Ok(Heard::Confirmed),
-                Ok(ConfirmOutcome::Expired) => Ok(Heard::Expired),
-                Ok(ConfirmOutcome::Released) => Ok(Heard::Released),
-                Ok(ConfirmOutcome::NotReserved) => Ok(Heard::NotReserved),
-                Ok(ConfirmOutcome::WrongOwner) => Ok(Heard::WrongOwner),
-                Ok(ConfirmOutcome::NotOrderedYet) => Ok(Heard::NotOrderedYet),
-                other => undecided(other),
-            }
-        })
-        .await
-    }
-
-    async fn get(&mut self, server: usize, id: Id, by_request: bool) -> Result<(), String> {
-        let expected = self.model.get(id, by_request);
-        self.look(id, "a look", expected, async |real| {
-            let query = if by_request {
-                ReservationQuery::ByRequest {
-                    offer: real.key.clone(),
-                    buyer: BuyerId::new(&buyer(id.buyer)).unwrap(),
-                    request_id: RequestId::new(&request(id)).unwrap(),
-                }
-            } else {
-                ReservationQuery::ById(real.reservation_id(id))
-            };
-            match real.servers[server].0.parts.reservations.get(query).await {
-                Ok((reservation, None)) => Ok(Heard::Found(match reservation.state {
-                    ReservationState::Held => State::Taken,
-                    ReservationState::Queued => State::Pending,
-                    ReservationState::Ordered => State::Ordered,
-                    ReservationState::Confirmed => State::Confirmed,
-                    ReservationState::Released => State::Released,
-                    ReservationState::Dead => State::Dead,
-                    ReservationState::Refused => return Err(format!("refused: {reservation:?}")),
-                })),
-                Err(Error::UnknownReservation) => Ok(Heard::Unknown),
-                other => undecided(other),
-            }
-        })
-        .await
-    }
-
-    /// A call that takes nothing from the engine: while that has lost something, it may have to
-    /// be repeated.
-    async fn look(
-        &mut self,
-        id: Id,
-        what: &str,
-        expected: Heard,
-        ask: impl AsyncFn(&Self) -> Result<Heard, String>,
-    ) -> Result<(), String> {
-        let (was_lost, is_ghost) = (self.lost.is_some(), self.is_ghost(id));
-        let mut heard = ask(self).await?;
-        self.rest().await;
-        if is_ghost {
-            return Ok(());
-        }
-        if was_lost && heard == Heard::Undecided {
-            heard = ask(self).await?;
-        }
-        must(what, heard, expected)
-    }
-
-    async fn warm_up(&mut self, server: usize) -> Result<(), String> {
-        let activities = &self.servers[server].0.parts.activities;
-        match activities.warm_up(&self.key.activity_id, "test").await {
-            Ok(report) if !self.model.ended => {
-                must("whether it was warm", report.already_warm, true)?;
-                if self.lost.is_none() {
-                    must("what is left", report.stocks[0].remaining, self.model.stock())?;
-                }
-                Ok(())
-            }
-            Err(Error::WrongActivityState { .. }) if self.model.ended => Ok(()),
-            Err(Error::OfferFrozen(_)) if self.lost.is_some() => Ok(()),
-            other => Err(format!("a warm-up: {other:?}")),
-        }
-    }
-
-    async fn status(&mut self, server: usize) -> Result<(), String> {
-        let activities = &self.servers[server].0.parts.activities;
-        let status = activities.pipeline_status(Some(&self.key.activity_id)).await;
-        let status = status.map_err(|error| format!("a status: {error:?}"))?;
-        let offer = &status.offers[0];
-        let model = &self.model;
-        let figure = |count: u64| i64::try_from(count).unwrap();
-        let count = |state| figure(model.count(|fate| fate.state == state));
-        let found = [offer.pending, offer.releasing, offer.dead, offer.orders_live];
-        let orders = figure(model.count(Fate::is_ordered));
-        let expected = [State::Pending, State::Releasing, State::Dead].map(count);
-        let expected = [expected[0], expected[1], expected[2], orders];
-        must("pending, releasing, dead and ordered", found, expected)?;
-        if self.lost.is_none() {
-            let unacked = model.count(|fate| fate.in_engine && !fate.acknowledged);
-            let expected = (Some(model.stock()), Some(unacked), false);
-            must("what is left", (offer.remaining, offer.unacked, offer.frozen), expected)?;
-        }
-        Ok(())
-    }
-
-    async fn poll(&mut self, server: usize) -> Result<(), String> {
-        // As much later as any pause was.
-        self.sql("UPDATE outbox SET next_attempt_time = 0").await;
-        let world = &self.servers[server].0;
-        let passed = world.parts.poller(&world.settings).run_once().await;
-        if self.lost.is_none() {
-            passed.map_err(|error| format!("a pass of the poller: {error:?}"))?;
-            self.model.poll();
-        } else {
-            self.model.order();
-        }
-        Ok(())
-    }
-
-    async fn sweep(&mut self, server: usize) -> Result<(), String> {
-        // Not a single millisecond of grace: what was taken in this one counts too.
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        let reservations = &self.servers[server].0.parts.reservations;
-        let swept = sweep(reservations, Duration::ZERO).await;
-        if self.lost.is_none() {
-            let unacked = self.model.count(|fate| fate.in_engine && !fate.acknowledged);
-            let swept = swept.map_err(|error| format!("a sweep: {error:?}"))?;
-            must("what was settled", swept as u64, unacked)?;
-            self.model.sweep();
-        }
-        Ok(())
-    }
-
-    async fn expire(&mut self, server: usize) -> Result<(), String> {
-        let is_due =
-            |fate: &Fate| fate.over && matches!(fate.state, State::Pending | State::Ordered);
-        let due = self.model.count(is_due);
-        self.model.expire(self.lost.is_none());
-        let expired = self.servers[server].0.parts.reservations.expire_holds(100).await;
-        if self.lost.is_none() {
-            let expired = expired.map_err(|error| format!("an expiry: {error:?}"))?;
-            must("holds that were over", expired as u64, due)?;
-        }
-        Ok(())
-    }
-
-    async fn end(&mut self, server: usize) -> Result<(), String> {
-        let activities = &self.servers[server].0.parts.activities;
-        let ended = activities.end(&self.key.activity_id, "test", "").await;
-        ended.map_err(|error| format!("the end: {error:?}"))?;
-        for (world, _) in &self.servers {
-            world.parts.catalog.refresh().await.unwrap();
-        }
-        self.model.ended = true;
-        Ok(())
-    }
-
-    async fn lose(&mut self, nth: usize, loss: Loss) {
-        let mut only_seen = false;
-        match loss {
-            Loss::Everything => self.restore(&Dump::new()).await,
-            Loss::Restart if self.embedded.is_some() => {
-                let engine = Arc::new(EmbeddedEngine::new());
-                self.embedded = Some(engine.clone());
-                self.engine = engine;
-                for server in 0..self.servers.len() {
-                    self.servers[server] = self.base().beside().await;
-                }
-            }
-            Loss::Restart => self.change_identity().await,
-            Loss::GoesBack { steps, failed_over } => {
-                let dump = self.dumps[&nth.saturating_sub(steps)].clone();
-                let (now, then) = (meta(&self.dump().await), meta(&dump));
-                let same_server = now.2 == then.2;
-                if same_server && !failed_over && now == then {
-                    return;
-                }
-                self.restore(&dump).await;
-                // One more write, and the revision would have caught up.
-                let far = |(epoch, revision): (u64, u64)| {
-                    epoch > then.0 || epoch == then.0 && revision > then.1 + 1
-                };
-                only_seen = same_server && !failed_over;
-                for (world, _) in &self.servers {
-                    let seen = world.offer(&self.key).await.segment.seen();
-                    only_seen &= far((seen.epoch, seen.revision));
-                }
-                if !only_seen {
-                    self.change_identity().await;
-                }
-            }
-        }
-        let epoch = self.servers[0].0.sql_epoch(&self.key).await;
-        self.lost = Some(Lost { epoch, only_seen });
-        self.model.fates.retain(|_, fate| fate.state != State::Taken);
-        if loss == Loss::Restart && self.embedded.is_some() {
-            // Its start is a rebuild.
-            self.servers[0].0.rebuild_lost(&self.key).await;
-        }
-    }
-
     /// Waits until nothing moves, and notes what a loss came to.
-    async fn rest(&mut self) {
+    pub(super) async fn rest(&mut self) {
         for (world, _) in &self.servers {
             while !world.parts.tasks.is_empty() {
                 tokio::time::sleep(Duration::from_micros(200)).await;
@@ -659,95 +291,24 @@ impl<'a> Real<'a> {
         Ok(())
     }
 
-    fn is_ghost(&self, id: Id) -> bool {
+    pub(super) fn is_ghost(&self, id: Id) -> bool {
         self.lost.is_some() && self.ghosts.contains(&id) && !self.model.fates.contains_key(&id)
     }
 
-    fn reservation_id(&self, id: Id) -> ReservationId {
+    pub(super) fn reservation_id(&self, id: Id) -> ReservationId {
         reservation_id(&self.key, id)
     }
 
-    async fn sql(&self, statement: &str) {
+    pub(super) async fn sql(&self, statement: &str) {
         self.fresh.writer().execute_unprepared(statement).await.unwrap();
     }
-
-    /// Runs a script on the keys of the offer, past the servers.
-    async fn script(&self, script: Script, args: &[&[u8]]) {
-        let args = args.iter().map(|arg| arg.to_vec()).collect();
-        let call = Call { script, keys: keys::segment(&self.key, 0), args };
-        self.engine.eval(call).await.unwrap();
-    }
-
-    async fn dump(&self) -> Dump {
-        match (&self.stage.redis, &self.embedded) {
-            (Some((server, _)), _) => server.dump().await,
-            (None, Some(engine)) => engine.dump(),
-            (None, None) => unreachable!("one of the two runs"),
-        }
-    }
-
-    /// The engine holds this and nothing else.
-    async fn restore(&self, dump: &Dump) {
-        for key in keys::segment(&self.key, 0).iter() {
-            self.script(COMMAND, &[b"DEL", key.as_bytes()]).await;
-        }
-        for (key, value) in dump {
-            let key = key.as_bytes();
-            match &value.content {
-                DumpedContent::Text(text) => self.script(COMMAND, &[b"SET", key, text]).await,
-                DumpedContent::Hash(fields) => {
-                    for (field, value) in fields {
-                        self.script(COMMAND, &[b"HSET", key, field, value]).await;
-                    }
-                }
-                DumpedContent::Set(members) => {
-                    for member in members {
-                        self.script(COMMAND, &[b"SADD", key, member]).await;
-                    }
-                }
-                DumpedContent::SortedSet(members) => {
-                    for (member, score) in members {
-                        self.script(COMMAND, &[b"ZADD", key, score.as_bytes(), member]).await;
-                    }
-                }
-            }
-            if let Some(at) = value.expires_at {
-                self.script(COMMAND, &[b"PEXPIREAT", key, &arg(at)]).await;
-            }
-        }
-    }
-
-    /// The engine is another server from here on, with the same data.
-    async fn change_identity(&mut self) {
-        let meta_key = keys::segment(&self.key, 0)[5].clone();
-        if self.dump().await.contains_key(&meta_key) {
-            let words: [&[u8]; 4] = [b"HSET", meta_key.as_bytes(), b"server", b"another"];
-            self.script(COMMAND, &words).await;
-        }
-        if let Some(lost) = &mut self.lost {
-            lost.only_seen = false;
-        }
-    }
 }
 
-/// Epoch, revision and server of the segment that was dumped.
-fn meta(dump: &Dump) -> (u64, u64, Vec<u8>) {
-    let meta = dump.iter().find(|(key, _)| key.ends_with(":meta"));
-    let Some((_, Dumped { content: DumpedContent::Hash(fields), .. })) = meta else {
-        return (0, 0, Vec::new());
-    };
-    let number = |field: &[u8]| {
-        let text = fields.get(field).map(|text| String::from_utf8_lossy(text).into_owned());
-        text.and_then(|text| text.parse().ok()).unwrap_or(0)
-    };
-    (number(b"epoch"), number(b"revision"), fields.get(&b"server"[..]).cloned().unwrap_or_default())
-}
-
-fn buyer(number: u8) -> String {
+pub(super) fn buyer(number: u8) -> String {
     format!("u{number}")
 }
 
-fn request(id: Id) -> String {
+pub(super) fn request(id: Id) -> String {
     format!("r{}", id.request)
 }
 
@@ -764,15 +325,5 @@ fn state_of(row: OutboxState) -> State {
         OutboxState::Releasing => State::Releasing,
         OutboxState::Released => State::Released,
         OutboxState::Refused => panic!("nothing is refused where every loss is noticed"),
-    }
-}
-
-/// What an error means to the caller; anything else is a fault.
-fn undecided<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Result<Heard, String> {
-    match outcome {
-        Err(Error::OfferFrozen(_) | Error::EngineUnavailable | Error::DatabaseUnavailable) => {
-            Ok(Heard::Undecided)
-        }
-        other => Err(format!("{other:?}")),
     }
 }
