@@ -13,9 +13,11 @@ help: ## list the targets
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
 
-soak: ## search for ten minutes, or SECKILL_SIM_SECONDS, for a run that breaks a promise
+soak: services ## search for hours for what breaks a promise: SECKILL_SIM_SECONDS, SECKILL_MODEL_STEPS
 	SECKILL_SIM_SECONDS=$${SECKILL_SIM_SECONDS:-600} SECKILL_SIM_THREADS=$${SECKILL_SIM_THREADS:-$$(nproc)} \
 	  cargo test --release --locked --lib simulator::tests::no_seed_breaks_a_promise -- --nocapture
+	SECKILL_MODEL_STEPS=$${SECKILL_MODEL_STEPS:-500000} \
+	  scripts/with-services cargo test --locked --test suite -- model::
 
 lint: check-fmt check-proto check-lua check-clippy check-docs ## run every check that is not a test
 

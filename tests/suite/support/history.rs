@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[path = "history/counter.rs"]
+mod counter;
 #[path = "history/linear.rs"]
 mod linear;
 
