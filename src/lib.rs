@@ -107,7 +107,8 @@ pub mod database;
 pub mod entity;
 
 pub mod config;
-mod failpoints;
+#[doc(hidden)]
+pub mod failpoints;
 pub mod telemetry;
 
 // What starts and stops it.

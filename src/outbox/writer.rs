@@ -339,7 +339,9 @@ impl Writer {
         let outcome = insert_and_judge(&transaction, &batch, now, rows).await;
         match outcome {
             Ok((answers, true)) => {
+                failpoint!("before_judged_commit");
                 transaction.commit().await?;
+                failpoint!("after_judged_commit");
                 self.due.notify_one();
                 Ok(answers)
             }

@@ -12,6 +12,7 @@ use crate::{
     engine::scripts::{Held, RebuildStep, Record},
     entity::{offers, outbox, outbox::OutboxState},
     error::Error,
+    failpoints::failpoint,
     offer::Offer,
     outbox::Row,
 };
@@ -60,9 +61,13 @@ pub(super) async fn rebuild(
             return Err(error);
         }
     };
+    failpoint!("before_rebuild_commit");
     transaction.commit().await.map_err(|error| recovery.sql_failed(error))?;
+    failpoint!("after_rebuild_commit");
     let Loaded { epoch, chunks, stock } = loaded;
-    match offer.segment.scripts.rebuild_end(epoch, chunks, stock).await {
+    let ended = offer.segment.scripts.rebuild_end(epoch, chunks, stock).await;
+    failpoint!("after_rebuild_end");
+    match ended {
         Ok(RebuildStep::Applied) => Ok(Attempt::Healthy { epoch }),
         Ok(RebuildStep::Refused { .. }) => Ok(Attempt::Overtaken),
         Err(error) => Err(recovery.engine_failed(error)),
@@ -91,10 +96,12 @@ async fn load(
     else {
         return Ok(None);
     };
+    failpoint!("after_epoch_raised");
     let epoch = u64::try_from(row.epoch).map_err(broken)?;
     let total = u64::try_from(row.total).map_err(broken)?;
 
     let begun = scripts.rebuild_begin(epoch, total, offer.keys_expire).await;
+    failpoint!("after_rebuild_begin");
     if begun.map_err(|error| recovery.engine_failed(error))? != RebuildStep::Applied {
         return Ok(None);
     }
@@ -119,6 +126,7 @@ async fn load(
         }
         chunks += 1;
         let loaded = scripts.rebuild_load(epoch, chunks, &held, &marks).await;
+        failpoint!("after_rebuild_load");
         if loaded.map_err(|error| recovery.engine_failed(error))? != RebuildStep::Applied {
             return Ok(None);
         }

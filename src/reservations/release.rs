@@ -148,6 +148,7 @@ impl Reservations {
         else {
             return Ok(false);
         };
+        failpoint!("after_expiry_commit");
         let offer = self.catalog.offer(&request.offer).await?;
         // What the engine can't do now, the poller does.
         self.finish_release(&offer, &row).await?;
@@ -184,6 +185,7 @@ impl Reservations {
             .filter(outbox::Column::State.eq(OutboxState::Releasing))
             .exec(self.database.writer())
             .await?;
+        failpoint!("after_release_settled");
         Ok(Some(stock))
     }
 
@@ -201,6 +203,7 @@ impl Reservations {
         let now = self.database.clock();
         match release_row(&transaction, request, why, now).await {
             Ok(in_sql @ InSql::Releasing { now: true, .. }) => {
+                failpoint!("before_release_commit");
                 transaction.commit().await?;
                 Ok(in_sql)
             }
@@ -302,7 +305,9 @@ impl Reservations {
         .await;
         match written {
             Ok(updated) => {
+                failpoint!("before_tombstone_commit");
                 transaction.commit().await?;
+                failpoint!("after_tombstone_commit");
                 Ok(updated.rows_affected == 1)
             }
             Err(error) => {

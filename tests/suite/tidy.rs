@@ -46,14 +46,24 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("telemetry", &["config"]),
     ("entity", &["domain"]),
-    ("engine", &["domain"]),
+    ("engine", &["domain", "failpoints"]),
     ("database", &["domain", "entity"]),
     ("error", &["database", "domain", "engine"]),
     ("offer", &["domain", "engine"]),
     ("orders", &["database", "domain", "entity", "outbox"]),
     (
         "recovery",
-        &["circuit", "database", "domain", "engine", "entity", "error", "offer", "outbox"],
+        &[
+            "circuit",
+            "database",
+            "domain",
+            "engine",
+            "entity",
+            "error",
+            "failpoints",
+            "offer",
+            "outbox",
+        ],
     ),
 ];
 
