@@ -2,7 +2,7 @@
 //!
 //! **Promises:** a write transaction is READ COMMITTED on the servers and BEGIN IMMEDIATE
 //! through one writer on SQLite. Statements and lock waits end by limits that the server keeps,
-//! so no SQL future needs a timeout of ours. A connection goes back to the pool without an open
+//! so no SQL future needs a timeout of ours, but where nobody answers at all (`pools`). A connection goes back to the pool without an open
 //! transaction, also when the future of [`Database::begin`] was dropped. No message holds a
 //! password.
 //!
@@ -13,14 +13,14 @@ mod fault;
 mod lease;
 mod location;
 mod migrate;
+mod pools;
 mod rows;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use sea_orm::{
-    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DatabaseTransaction,
-    DbBackend, DbErr, RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
-    TransactionTrait,
+    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DbBackend, DbErr,
+    RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
     sqlx::{
         self, ConnectOptions as _, Connection as _, Executor as _,
         mysql::MySqlConnectOptions,
@@ -35,9 +35,11 @@ use crate::domain::{Clock, TimeMs};
 
 pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use lease::{Acquired, Lease};
+pub use pools::{Pool, Transaction};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 
 use location::Location;
+use pools::Connections;
 
 /// A connection that was idle for this long is tried before it is handed out. Busier ones are
 /// not: that would be one round trip per transaction.
@@ -171,8 +173,9 @@ pub struct Database {
 #[derive(Debug)]
 struct Inner {
     backend: Backend,
-    reader: DatabaseConnection,
-    writer: DatabaseConnection,
+    connections: Connections,
+    reader: Pool,
+    writer: Pool,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -213,10 +216,11 @@ impl Database {
             }
         };
         let backend = location.backend();
-        let settings = settings.clone();
-        let clock = Clock::default();
-        let database =
-            Self { inner: Arc::new(Inner { backend, reader, writer, location, settings, clock }) };
+        let connections = Connections::new(&location, settings, reader, writer);
+        let (reader, writer) = (connections.pool(false), connections.pool(true));
+        let (settings, clock) = (settings.clone(), Clock::default());
+        let inner = Inner { backend, connections, reader, writer, location, settings, clock };
+        let database = Self { inner: Arc::new(inner) };
         database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
         Ok(database)
     }
@@ -229,7 +233,7 @@ impl Database {
     /// For statements outside of a transaction, reads above all: on SQLite a pool that can't
     /// write. Transactions begin with [`Database::begin`] only.
     #[must_use]
-    pub fn reader(&self) -> &DatabaseConnection {
+    pub fn reader(&self) -> &Pool {
         &self.inner.reader
     }
 
@@ -246,7 +250,7 @@ impl Database {
     /// # Errors
     /// [`classify`] calls them [`SqlFault::Away`], or on SQLite [`SqlFault::RolledBack`] when
     /// another process kept its lock for too long. Nothing was kept.
-    pub async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    pub async fn begin(&self) -> Result<Transaction, DbErr> {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
         let begun = tokio::spawn(async move { inner.begin().await });
@@ -270,7 +274,7 @@ impl Database {
 
     /// For single statements that write, outside of a transaction.
     #[must_use]
-    pub fn writer(&self) -> &DatabaseConnection {
+    pub fn writer(&self) -> &Pool {
         &self.inner.writer
     }
 
@@ -311,13 +315,25 @@ impl Database {
         }
     }
 
+    /// Leaves every connection to itself and takes new ones: the database does not answer on those,
+    /// and says nothing. What waits for an answer fails, with an unknown result. SQLite is never
+    /// given up.
+    pub async fn give_up(&self) {
+        self.inner.connections.give_up().await;
+    }
+
+    /// How long to wait for a connection of the pool.
+    #[must_use]
+    pub fn acquire_timeout(&self) -> Duration {
+        Duration::from_millis(self.inner.settings.acquire_timeout_ms)
+    }
+
     /// Closes every connection, once those in use have come back.
     ///
     /// # Errors
     /// None that is known.
     pub async fn close(&self) -> Result<(), DbErr> {
-        self.inner.reader.close_by_ref().await?;
-        self.inner.writer.close_by_ref().await
+        self.inner.connections.close().await
     }
 }
 
@@ -339,7 +355,7 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
 }
 
 impl Inner {
-    async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    async fn begin(&self) -> Result<Transaction, DbErr> {
         let sqlite_transaction_mode = match self.backend {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
@@ -348,7 +364,7 @@ impl Inner {
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
-            match self.writer.begin_with_options(options).await {
+            match self.connections.begin(options).await {
                 Err(DbErr::Query(RuntimeErr::SqlxError(cause))) if fault::is_lost(&cause) => {
                     if left == 0 {
                         return Err(DbErr::Conn(RuntimeErr::SqlxError(cause)));
@@ -438,24 +454,31 @@ fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> P
     options.application_name("seckill").options([
         ("statement_timeout", settings.statement_timeout_ms.to_string()),
         ("lock_timeout", settings.lock_timeout_ms.to_string()),
+        // Of a client that is gone without a word nobody else ends the transaction and its locks.
+        ("idle_in_transaction_session_timeout", settings.statement_timeout_ms.to_string()),
+        ("tcp_keepalives_idle", "30".to_owned()),
+        ("tcp_keepalives_interval", "10".to_owned()),
+        ("tcp_keepalives_count", "3".to_owned()),
         ("default_transaction_isolation", "read committed".to_owned()),
     ])
 }
 
 /// What each session of MySQL or MariaDB is told: READ COMMITTED, or a select after a conflict
 /// may not see the rival's row; strict, or values are cut to fit; and the limits. The comments
-/// are code, each for one of the two. MySQL limits SELECT statements only.
+/// are code, each for one of the two. MySQL limits SELECT statements only, and ends a transaction
+/// whose client is gone without a word by ending every session that says nothing for so long.
 fn mysql_session(settings: &DatabaseSettings) -> String {
     format!(
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
          SET SESSION sql_mode = 'STRICT_ALL_TABLES,PIPES_AS_CONCAT,NO_ENGINE_SUBSTITUTION,\
          NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO', \
          innodb_lock_wait_timeout = {lock_s} \
-         /*M!, max_statement_time = {statement_s} */ \
-         /*!80000 , max_execution_time = {statement_ms} */",
+         /*M!, max_statement_time = {statement_s}, idle_transaction_timeout = {idle_s} */ \
+         /*!80000 , max_execution_time = {statement_ms}, wait_timeout = {idle_s} */",
         lock_s = settings.lock_timeout_ms.div_ceil(1_000),
         statement_s = Duration::from_millis(settings.statement_timeout_ms).as_secs_f64(),
         statement_ms = settings.statement_timeout_ms,
+        idle_s = settings.statement_timeout_ms.div_ceil(1_000),
     )
 }
 

@@ -3,12 +3,12 @@
 use std::{num::TryFromIntError, sync::Arc};
 
 use sea_orm::{
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
-    sea_query::Expr,
+    ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect, sea_query::Expr,
 };
 
 use super::{Attempt, Recovery};
 use crate::{
+    database::Transaction,
     engine::scripts::{Held, RebuildStep, Record},
     entity::{offers, outbox, outbox::OutboxState},
     error::Error,
@@ -83,7 +83,7 @@ struct Loaded {
 /// `None` when the engine refused a step: another rebuild is ahead.
 async fn load(
     recovery: &Recovery,
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &Offer,
     sql: u64,
     engine: u64,
@@ -147,7 +147,7 @@ async fn load(
 
 /// Locks the offer's row and raises its epoch, unless SQL is at another one than `sql`.
 async fn raise_epoch(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &Offer,
     sql: u64,
     engine: u64,
@@ -169,11 +169,7 @@ async fn raise_epoch(
     row.map(Some).ok_or_else(|| DbErr::RecordNotFound(format!("offer {}", offer.key)))
 }
 
-async fn page(
-    transaction: &DatabaseTransaction,
-    offer: &Offer,
-    after: i64,
-) -> Result<Vec<Row>, DbErr> {
+async fn page(transaction: &Transaction, offer: &Offer, after: i64) -> Result<Vec<Row>, DbErr> {
     outbox::Entity::find()
         .filter(outbox::Column::ActivityId.eq(offer.key.activity_id.as_str()))
         .filter(outbox::Column::SkuId.eq(offer.key.sku_id.as_str()))

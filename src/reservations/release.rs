@@ -8,13 +8,13 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use sea_orm::{
     ActiveValue::{NotSet, Set},
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
+    ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 
 use super::Reservations;
 use crate::{
-    database::{insert_ignore, is_outage, lock_rows, repeat},
+    database::{Transaction, insert_ignore, is_outage, lock_rows, repeat},
     domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
@@ -337,7 +337,7 @@ impl Reservations {
 
 /// Locks the row and moves it to `releasing` where that is its way.
 async fn release_row(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     request: &ReleaseRequest,
     why: Why<'_>,
     now: TimeMs,
@@ -414,7 +414,7 @@ async fn release_row(
 }
 
 async fn lower_counters(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &OfferKey,
     reserved: i64,
     sold: i64,
@@ -430,7 +430,7 @@ async fn lower_counters(
 }
 
 /// Locks the offer's row and reads its epoch.
-async fn lock_epoch(transaction: &DatabaseTransaction, offer: &OfferKey) -> Result<i64, DbErr> {
+async fn lock_epoch(transaction: &Transaction, offer: &OfferKey) -> Result<i64, DbErr> {
     let query =
         offers::Entity::find_by_id((offer.activity_id.to_string(), offer.sku_id.to_string()));
     lock_rows(query)

@@ -22,8 +22,6 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 const PROBE_AWAY_EVERY: Duration = Duration::from_millis(100);
 /// How long a store may take to answer a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
-/// Probes that may be without an answer before the oldest is waited for.
-const MAX_LATE_PROBES: u32 = 3;
 /// How often the settings of Redis are looked at.
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// Holds released in one pass.
@@ -145,7 +143,8 @@ async fn probe_engine(parts: Parts, health: HealthReporter) {
 }
 
 async fn probe_database(parts: Parts, health: HealthReporter) {
-    let mut late = 0;
+    // A probe may wait for a connection like everybody else. In new pools one is free.
+    let mut queue_limit = parts.database.acquire_timeout();
     while wait_for_probe(&parts, &parts.database_circuit).await {
         let (database, away) = (parts.database.clone(), parts.database_circuit.is_open());
         let mut probe = parts.tasks.spawn(async move {
@@ -155,23 +154,26 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
             }
             database.read_clock().await
         });
-        let answer = match tokio::time::timeout(PROBE_LIMIT, &mut probe).await {
+        let mut answer = tokio::time::timeout(PROBE_LIMIT, &mut probe).await;
+        if answer.is_err() {
+            parts.database_circuit.trip("no answer to a probe");
+            follow(&parts, &health).await;
+            answer = tokio::time::timeout(queue_limit, &mut probe).await;
+        }
+        let answer = match answer {
             Ok(answer) => answer,
             Err(_) => {
-                parts.database_circuit.trip("no answer to a probe");
-                follow(&parts, &health).await;
-                late += 1;
-                if late < MAX_LATE_PROBES {
-                    // No SQL future is dropped: a connection that is dead without a word is left
-                    // to itself, and the next probe asks on another one.
-                    continue;
-                }
+                // Silence: whoever waits on these connections may wait for ever.
+                parts.database.give_up().await;
+                queue_limit = Duration::ZERO;
                 probe.await
             }
         };
-        late = 0;
         match answer {
-            Ok(Ok(())) => parts.database_circuit.close(),
+            Ok(Ok(())) => {
+                parts.database_circuit.close();
+                queue_limit = parts.database.acquire_timeout();
+            }
             Ok(Err(error)) => parts.database_circuit.trip(&error.to_string()),
             Err(error) => parts.database_circuit.trip(&error.to_string()),
         }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use seckill::{
-    api::pb,
+    api::pb::{self, seckill_admin_client::SeckillAdminClient},
     config::{SecretUrl, Settings},
     domain::OfferKey,
     server::Parts,
@@ -13,9 +13,10 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
+use tonic::transport::Channel;
 
 use crate::{
-    crowd::{Crowd, Mix},
+    crowd::{Crowd, Mix, door},
     stores::{Sql, SqlServer},
     support::{
         databases::Fresh,
@@ -88,6 +89,7 @@ pub(crate) struct Arena {
 /// A server's place: its port stays when it is started anew.
 pub(crate) struct Seat {
     pub(crate) addr: SocketAddr,
+    admin: SeckillAdminClient<Channel>,
     pub(crate) serve: Serve,
     pub(crate) process: Option<Process>,
 }
@@ -144,7 +146,7 @@ impl Arena {
                     .with("SWEEPER__INTERVAL_MS", usual.sweeper.interval_ms)
                     .with("OUTBOX__POLL_INTERVAL_MS", usual.outbox.poll_interval_ms);
             }
-            Seat { addr, serve, process: None }
+            Seat { addr, admin: SeckillAdminClient::new(door(addr)), serve, process: None }
         };
         let servers: Vec<Seat> = (0..setup.servers).map(seat).collect();
         let world = World { parts: Parts::open(&direct).await.unwrap(), settings: direct.clone() };
@@ -298,7 +300,8 @@ impl Arena {
         let activity_id = Some(self.key.activity_id.to_string());
         let mut request = tonic::Request::new(pb::GetPipelineStatusRequest { activity_id });
         request.set_timeout(Duration::from_secs(3));
-        let status = self.crowd.admin(at).get_pipeline_status(request).await.ok()?.into_inner();
+        let mut admin = self.servers[at].admin.clone();
+        let status = admin.get_pipeline_status(request).await.ok()?.into_inner();
         let left = [status.unacked, status.outbox_pending, status.outbox_releasing];
         let offer = status.offers.into_iter().next()?;
         (left == [Some(0); 3] && !offer.frozen && offer.remaining.is_some()).then_some(offer)

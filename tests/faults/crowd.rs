@@ -13,8 +13,7 @@ use std::{
 use futures_util::{StreamExt as _, stream};
 use seckill::{
     api::pb::{
-        self, ConfirmOutcome, ReleaseOutcome, ReserveOutcome,
-        seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient,
+        self, ConfirmOutcome, ReleaseOutcome, ReserveOutcome, seckill_client::SeckillClient,
     },
     domain::OfferKey,
 };
@@ -58,6 +57,8 @@ pub(crate) struct Told {
     /// It was asked for, whatever the answer.
     pub(crate) release_asked: bool,
     pub(crate) released: bool,
+    /// A release was sent before anybody knew whether there is something to give back.
+    pub(crate) gives_back: bool,
     pub(crate) confirmed: bool,
 }
 
@@ -108,13 +109,9 @@ impl Crowd {
         expires: bool,
         seed: u64,
     ) -> Arc<Self> {
-        let door = |addr: &SocketAddr| {
-            let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
-            endpoint.connect_timeout(Duration::from_millis(500)).connect_lazy()
-        };
         Arc::new(Self {
             key: key.clone(),
-            doors: doors.iter().map(door).collect(),
+            doors: doors.iter().map(|addr| door(*addr)).collect(),
             ledger: Mutex::default(),
             next_buyer: AtomicU32::new(0),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
@@ -197,10 +194,6 @@ impl Crowd {
         SeckillClient::new(self.doors[at].clone())
     }
 
-    pub(crate) fn admin(&self, at: usize) -> SeckillAdminClient<Channel> {
-        SeckillAdminClient::new(self.doors[at].clone())
-    }
-
     /// One attempt for one unit. `None`: not decided.
     pub(crate) async fn reserve(&self, buyer: &str) -> Option<pb::ReserveResponse> {
         self.reserve_units(buyer, 1).await
@@ -240,7 +233,8 @@ impl Crowd {
             return Some(answer);
         }
         let gone = answer.outcome() == ReserveOutcome::Released;
-        let may_be_gone = told.release_asked || (self.expires && !before.confirmed);
+        let may_be_gone =
+            told.release_asked || told.gives_back || (self.expires && !before.confirmed);
         if (before.win.is_some() && !gone) || (gone && !may_be_gone) {
             ledger.broken_promises.push(format!("{buyer} heard {before:?}, now {answer:?}"));
         }
@@ -370,6 +364,21 @@ impl Crowd {
         }
     }
 
+    /// A release of what a buyer may or may not hold: whether it was decided. What the buyer has
+    /// is told to nobody else until then.
+    pub(crate) async fn give_back_if_held(&self, buyer: &str, reservation_id: &str) -> bool {
+        let mut request = Request::new(pb::ReleaseRequest {
+            activity_id: self.key.activity_id.to_string(),
+            sku_id: self.key.sku_id.to_string(),
+            user_id: buyer.to_owned(),
+            reservation_id: reservation_id.to_owned(),
+            reason: "no answer".to_owned(),
+        });
+        request.set_timeout(PATIENCE);
+        self.ledger().told.entry(buyer.to_owned()).or_default().gives_back = true;
+        self.door().release(request).await.is_ok()
+    }
+
     pub(crate) fn wins(&self) -> usize {
         self.ledger().calls.iter().filter(|call| call.won).count()
     }
@@ -396,6 +405,12 @@ impl Ledger {
         });
         self.calls.push(Call { sent, answered: Instant::now(), failure, won });
     }
+}
+
+/// A way to a server that may not be there yet, or not any more.
+pub(crate) fn door(addr: SocketAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+    endpoint.connect_timeout(Duration::from_millis(500)).connect_lazy()
 }
 
 async fn insist<T>(call: impl AsyncFn() -> Option<T>) -> Result<T, ()> {

@@ -77,9 +77,13 @@ async fn take_over(arena: &mut Arena) -> Struck {
     arena.serve(0).await;
     arena.load();
     arena.wins(20).await;
+    arena.unload().await;
+    // Held in the middle of a transaction it would keep SQLite's lock, too.
+    within(Duration::from_secs(10), "it has nothing to do", async || arena.drained(0).await).await;
     arena.process(0).signal("STOP");
     let hit = Instant::now();
     arena.serve(1).await;
+    arena.load();
     arena.wins(20).await;
     arena.process(0).signal("CONT");
     let mut first = arena.servers.remove(0);

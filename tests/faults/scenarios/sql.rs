@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sea_orm::{ConnectionTrait, TransactionTrait};
+use sea_orm::ConnectionTrait;
 use tokio::time::{Instant, sleep};
 
 use super::{Scenario, Struck, scenario};
@@ -121,7 +121,7 @@ async fn slow(arena: &mut Arena) -> Struck {
 async fn rival_lock(arena: &mut Arena) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;
-    let rival = arena.database().writer().begin().await.unwrap();
+    let rival = arena.database().begin().await.unwrap();
     rival.execute_unprepared("UPDATE offers SET sold = sold").await.unwrap();
     sleep(AWAY).await;
     let in_limbo = arena.in_limbo().await;
@@ -132,7 +132,8 @@ async fn rival_lock(arena: &mut Arena) -> Struck {
 async fn cut_at_commit(arena: &mut Arena, kind: AtCommit) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;
-    let times = if kind == AtCommit::SwallowReply { 1 } else { 5 };
+    // Silence holds whoever met it, so in the end both writers and the poller have met it.
+    let times = if kind == AtCommit::SwallowReply { 4 } else { 5 };
     for nth in 1..=times {
         arena.sql_wire().trap(kind, 2);
         within(Duration::from_secs(20), "a COMMIT meets the trap", async || {
