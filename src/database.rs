@@ -39,7 +39,7 @@ pub use pools::{Pool, Transaction};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 
 use location::Location;
-use pools::Connections;
+use pools::{Connections, Side};
 
 /// A connection that was idle for this long is tried before it is handed out. Busier ones are
 /// not: that would be one round trip per transaction.
@@ -52,7 +52,8 @@ pub struct DatabaseSettings {
     /// `sqlite://path`, `sqlite::memory:`, `postgres://user@host/name` or `mysql://user@host/name`.
     #[serde(serialize_with = "without_password")]
     pub url: String,
-    /// The most connections of one server process; SQLite: readers, besides the one writer.
+    /// The most connections of one server process, beside the one of its probe; SQLite: readers,
+    /// beside the one writer.
     pub max_connections: u32,
     /// How long to wait at start for a database that does not answer yet.
     pub connect_timeout_ms: u64,
@@ -176,6 +177,7 @@ struct Inner {
     connections: Connections,
     reader: Pool,
     writer: Pool,
+    probe: Pool,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -204,9 +206,9 @@ impl Database {
                 (only.clone(), only)
             }
             Location::File(path) => {
-                let writer = connect(file_pool(path, settings, Side::Writer));
+                let writer = connect(file_pool(path, settings, false));
                 let writer = writer.await.map_err(|e| at(&location, &e))?;
-                let reader = connect(file_pool(path, settings, Side::Reader));
+                let reader = connect(file_pool(path, settings, true));
                 (writer, reader.await.map_err(|e| at(&location, &e))?)
             }
             Location::Postgres(url) | Location::MySql(url) => {
@@ -216,11 +218,20 @@ impl Database {
             }
         };
         let backend = location.backend();
-        let connections = Connections::new(&location, settings, reader, writer);
-        let (reader, writer) = (connections.pool(false), connections.pool(true));
-        let (settings, clock) = (settings.clone(), Clock::default());
-        let inner = Inner { backend, connections, reader, writer, location, settings, clock };
-        let database = Self { inner: Arc::new(inner) };
+        let connections = Connections::new(&location, settings, reader, writer).await;
+        let connections = connections.map_err(|error| at(&location, &error))?;
+        let database = Self {
+            inner: Arc::new(Inner {
+                backend,
+                reader: connections.pool(Side::Reader),
+                writer: connections.pool(Side::Writer),
+                probe: connections.pool(Side::Probe),
+                connections,
+                location,
+                settings: settings.clone(),
+                clock: Clock::default(),
+            }),
+        };
         database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
         Ok(database)
     }
@@ -251,9 +262,13 @@ impl Database {
     /// [`classify`] calls them [`SqlFault::Away`], or on SQLite [`SqlFault::RolledBack`] when
     /// another process kept its lock for too long. Nothing was kept.
     pub async fn begin(&self) -> Result<Transaction, DbErr> {
+        self.begin_on(Side::Writer).await
+    }
+
+    async fn begin_on(&self, side: Side) -> Result<Transaction, DbErr> {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
-        let begun = tokio::spawn(async move { inner.begin().await });
+        let begun = tokio::spawn(async move { inner.begin(side).await });
         match begun.await {
             Ok(begun) => begun,
             Err(stopped) => match stopped.try_into_panic() {
@@ -291,13 +306,14 @@ impl Database {
     }
 
     /// Asks for the database's clock and keeps its distance to this machine's, for
-    /// [`Database::clock`]. Also the smallest question that shows whether the database answers.
+    /// [`Database::clock`]. Also the smallest question that shows whether the database answers:
+    /// it has a connection of its own, and waits for nobody.
     ///
     /// # Errors
     /// Those of any read.
     pub async fn read_clock(&self) -> Result<(), DbErr> {
         let before = TimeMs::now();
-        let there = self.now().await?;
+        let there = now_on(&self.inner.probe).await?;
         let after = TimeMs::now();
         let here = before.0 + (after.0 - before.0) / 2;
         self.inner.clock.set_ahead(there.0 - here);
@@ -309,8 +325,8 @@ impl Database {
     /// # Errors
     /// Those of any transaction.
     pub async fn try_write(&self) -> Result<(), DbErr> {
-        let probe = self.acquire_lease("write_probe", "", Duration::ZERO).await?;
-        match probe {
+        let transaction = self.begin_on(Side::Probe).await?;
+        match lease::acquire(transaction, "write_probe", "", Duration::ZERO).await? {
             Acquired::Granted(_) | Acquired::Held { .. } => Ok(()),
         }
     }
@@ -320,12 +336,6 @@ impl Database {
     /// given up.
     pub async fn give_up(&self) {
         self.inner.connections.give_up().await;
-    }
-
-    /// How long to wait for a connection of the pool.
-    #[must_use]
-    pub fn acquire_timeout(&self) -> Duration {
-        Duration::from_millis(self.inner.settings.acquire_timeout_ms)
     }
 
     /// Closes every connection, once those in use have come back.
@@ -355,7 +365,7 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
 }
 
 impl Inner {
-    async fn begin(&self) -> Result<Transaction, DbErr> {
+    async fn begin(&self, side: Side) -> Result<Transaction, DbErr> {
         let sqlite_transaction_mode = match self.backend {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
@@ -364,7 +374,7 @@ impl Inner {
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
-            match self.connections.begin(options).await {
+            match self.connections.begin(side, options).await {
                 Err(DbErr::Query(RuntimeErr::SqlxError(cause))) if fault::is_lost(&cause) => {
                     if left == 0 {
                         return Err(DbErr::Conn(RuntimeErr::SqlxError(cause)));
@@ -375,11 +385,6 @@ impl Inner {
             }
         }
     }
-}
-
-enum Side {
-    Writer,
-    Reader,
 }
 
 async fn connect(options: ConnectOptions) -> Result<DatabaseConnection, DbErr> {
@@ -406,17 +411,14 @@ fn memory_pool(settings: &DatabaseSettings) -> ConnectOptions {
     options
 }
 
-fn file_pool(path: &std::path::Path, settings: &DatabaseSettings, side: Side) -> ConnectOptions {
+fn file_pool(path: &std::path::Path, settings: &DatabaseSettings, reads: bool) -> ConnectOptions {
     // The path goes in below: in a URL it would have to be escaped.
     let mut options = pool("sqlite::memory:", settings);
     options.idle_timeout(None).max_lifetime(None);
-    let query_only = match side {
-        Side::Writer => {
-            options.max_connections(1);
-            "OFF"
-        }
-        Side::Reader => "ON",
-    };
+    let query_only = if reads { "ON" } else { "OFF" };
+    if !reads {
+        options.max_connections(1);
+    }
     let sqlite = sqlite_options(path, settings).pragma("query_only", query_only);
     options.map_sqlx_sqlite_opts(move |_| sqlite.clone().disable_statement_logging());
     options

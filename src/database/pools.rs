@@ -11,7 +11,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::join};
 use sea_orm::{
     ConnAcquireErr, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
     ExecResult, QueryResult, RuntimeErr, Statement, TransactionOptions, TransactionTrait,
@@ -29,6 +29,8 @@ const ON_THE_WAY: Duration = Duration::from_secs(2);
 struct Pools {
     reader: DatabaseConnection,
     writer: DatabaseConnection,
+    /// One connection that is never busy with anything else, so that its silence tells something.
+    probe: DatabaseConnection,
     given_up: CancellationToken,
 }
 
@@ -45,7 +47,16 @@ pub(super) struct Connections {
 struct Remote {
     url: String,
     settings: DatabaseSettings,
-    limit: Duration,
+    statement_limit: Duration,
+    acquire_limit: Duration,
+}
+
+/// Which of the pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Reader,
+    Writer,
+    Probe,
 }
 
 /// One pool of the current ones, for statements outside of a transaction.
@@ -53,7 +64,7 @@ struct Remote {
 pub struct Pool {
     connections: Connections,
     backend: DbBackend,
-    writes: bool,
+    side: Side,
 }
 
 /// A transaction that is open; dropped, it is rolled back.
@@ -65,38 +76,45 @@ pub struct Transaction {
 }
 
 impl Connections {
-    pub(super) fn new(
+    /// Over pools that are open.
+    pub(super) async fn new(
         location: &Location,
         settings: &DatabaseSettings,
         reader: DatabaseConnection,
         writer: DatabaseConnection,
-    ) -> Self {
+    ) -> Result<Self, DbErr> {
+        let ms = Duration::from_millis;
         let remote = match location {
             Location::Memory | Location::File(_) => None,
             Location::Postgres(url) | Location::MySql(url) => Some(Arc::new(Remote {
                 url: url.as_str().to_owned(),
                 settings: settings.clone(),
-                limit: ON_THE_WAY
-                    + Duration::from_millis(
-                        settings.acquire_timeout_ms
-                            + settings.statement_timeout_ms
-                            + settings.lock_timeout_ms,
-                    ),
+                statement_limit: ON_THE_WAY
+                    + ms(settings.statement_timeout_ms.max(settings.lock_timeout_ms)),
+                acquire_limit: ms(settings.acquire_timeout_ms),
             })),
         };
-        let pools = Pools { reader, writer, given_up: CancellationToken::new() };
-        Self { current: Arc::new(ArcSwap::from_pointee(pools)), remote }
+        let probe = match &remote {
+            None => writer.clone(),
+            Some(remote) => remote.probe().await?,
+        };
+        let pools = Pools { reader, writer, probe, given_up: CancellationToken::new() };
+        Ok(Self { current: Arc::new(ArcSwap::from_pointee(pools)), remote })
     }
 
-    pub(super) fn pool(&self, writes: bool) -> Pool {
+    pub(super) fn pool(&self, side: Side) -> Pool {
         let backend = self.current.load().writer.get_database_backend();
-        Pool { connections: self.clone(), backend, writes }
+        Pool { connections: self.clone(), backend, side }
     }
 
-    pub(super) async fn begin(&self, options: TransactionOptions) -> Result<Transaction, DbErr> {
+    pub(super) async fn begin(
+        &self,
+        side: Side,
+        options: TransactionOptions,
+    ) -> Result<Transaction, DbErr> {
         let pools = self.current.load_full();
-        let begun = Box::pin(pools.writer.begin_with_options(options));
-        let begun = self.answered(&pools, begun);
+        let begun = Box::pin(pools.side(side).begin_with_options(options));
+        let begun = self.pool_answered(&pools, begun);
         match begun.await {
             Ok(inner) => Ok(Transaction { inner, connections: self.clone(), pools }),
             // Nothing was kept of a transaction that never began.
@@ -114,21 +132,20 @@ impl Connections {
 
     pub(super) async fn close(&self) -> Result<(), DbErr> {
         let pools = self.current.load_full();
+        pools.probe.close_by_ref().await?;
         pools.reader.close_by_ref().await?;
         pools.writer.close_by_ref().await
     }
 
     async fn replace(&self, silent: &Arc<Pools>) {
         let Some(remote) = &self.remote else { return };
-        let mut options = server_pool(&remote.url, &remote.settings);
-        // Whether anybody answers is what the next statement finds out.
-        options.connect_lazy(true);
-        let pool = match connect(options).await {
-            Ok(pool) => pool,
-            Err(error) => return tracing::error!(%error, "no new pool of connections"),
+        let made = async { Ok((remote.pool().await?, remote.probe().await?)) }.await;
+        let (pool, probe) = match made {
+            Ok(made) => made,
+            Err::<_, DbErr>(error) => return tracing::error!(%error, "no new connections"),
         };
         let given_up = CancellationToken::new();
-        let fresh = Arc::new(Pools { reader: pool.clone(), writer: pool, given_up });
+        let fresh = Arc::new(Pools { reader: pool.clone(), writer: pool, probe, given_up });
         let before = self.current.compare_and_swap(silent, fresh);
         if !Arc::ptr_eq(&before, silent) {
             // Somebody else was faster.
@@ -139,27 +156,75 @@ impl Connections {
         #[allow(clippy::disallowed_methods, reason = "nobody needs its end, which may never come")]
         tokio::spawn(async move {
             // Closed first, so that nothing goes back into it.
-            let closing = silent.writer.close_by_ref();
+            let closing = join(silent.writer.close_by_ref(), silent.probe.close_by_ref());
             silent.given_up.cancel();
             let _ = closing.await;
         });
     }
 
-    /// Waits for an answer, but not for one that nobody will give.
+    /// Waits for the answer to a statement, but not for one that nobody will give.
     async fn answered<T>(
         &self,
         pools: &Arc<Pools>,
         work: impl Future<Output = Result<T, DbErr>>,
     ) -> Result<T, DbErr> {
-        let Some(remote) = &self.remote else { return work.await };
+        let limit = self.remote.as_ref().map_or(Duration::ZERO, |remote| remote.statement_limit);
+        self.answered_within(limit, pools, work).await
+    }
+
+    /// As `answered`, for what first waits for a connection.
+    async fn pool_answered<T>(
+        &self,
+        pools: &Arc<Pools>,
+        work: impl Future<Output = Result<T, DbErr>>,
+    ) -> Result<T, DbErr> {
+        let limit = |remote: &Arc<Remote>| remote.acquire_limit + remote.statement_limit;
+        let limit = self.remote.as_ref().map_or(Duration::ZERO, limit);
+        self.answered_within(limit, pools, work).await
+    }
+
+    async fn answered_within<T>(
+        &self,
+        limit: Duration,
+        pools: &Arc<Pools>,
+        work: impl Future<Output = Result<T, DbErr>>,
+    ) -> Result<T, DbErr> {
+        if self.remote.is_none() {
+            return work.await;
+        }
         tokio::select! {
             biased;
             answer = work => answer,
             () = pools.given_up.cancelled() => Err(silence()),
-            () = tokio::time::sleep(remote.limit) => {
+            () = tokio::time::sleep(limit) => {
                 self.replace(pools).await;
                 Err(silence())
             }
+        }
+    }
+}
+
+impl Remote {
+    /// Whether anybody answers is what the first statement finds out.
+    async fn pool(&self) -> Result<DatabaseConnection, DbErr> {
+        let mut options = server_pool(&self.url, &self.settings);
+        options.connect_lazy(true);
+        connect(options).await
+    }
+
+    async fn probe(&self) -> Result<DatabaseConnection, DbErr> {
+        let mut options = server_pool(&self.url, &self.settings);
+        options.connect_lazy(true).max_connections(1);
+        connect(options).await
+    }
+}
+
+impl Pools {
+    fn side(&self, side: Side) -> &DatabaseConnection {
+        match side {
+            Side::Reader => &self.reader,
+            Side::Writer => &self.writer,
+            Side::Probe => &self.probe,
         }
     }
 }
@@ -213,12 +278,6 @@ impl ConnectionTrait for Transaction {
     }
 }
 
-impl Pool {
-    fn side<'a>(&self, pools: &'a Pools) -> &'a DatabaseConnection {
-        if self.writes { &pools.writer } else { &pools.reader }
-    }
-}
-
 #[async_trait]
 impl ConnectionTrait for Pool {
     fn get_database_backend(&self) -> DbBackend {
@@ -227,22 +286,22 @@ impl ConnectionTrait for Pool {
 
     async fn execute_raw(&self, statement: Statement) -> Result<ExecResult, DbErr> {
         let pools = self.connections.current.load_full();
-        self.connections.answered(&pools, self.side(&pools).execute_raw(statement)).await
+        self.connections.pool_answered(&pools, pools.side(self.side).execute_raw(statement)).await
     }
 
     async fn execute_unprepared(&self, sql: &str) -> Result<ExecResult, DbErr> {
         let pools = self.connections.current.load_full();
-        self.connections.answered(&pools, self.side(&pools).execute_unprepared(sql)).await
+        self.connections.pool_answered(&pools, pools.side(self.side).execute_unprepared(sql)).await
     }
 
     async fn query_one_raw(&self, statement: Statement) -> Result<Option<QueryResult>, DbErr> {
         let pools = self.connections.current.load_full();
-        self.connections.answered(&pools, self.side(&pools).query_one_raw(statement)).await
+        self.connections.pool_answered(&pools, pools.side(self.side).query_one_raw(statement)).await
     }
 
     async fn query_all_raw(&self, statement: Statement) -> Result<Vec<QueryResult>, DbErr> {
         let pools = self.connections.current.load_full();
-        self.connections.answered(&pools, self.side(&pools).query_all_raw(statement)).await
+        self.connections.pool_answered(&pools, pools.side(self.side).query_all_raw(statement)).await
     }
 }
 

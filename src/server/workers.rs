@@ -143,8 +143,6 @@ async fn probe_engine(parts: Parts, health: HealthReporter) {
 }
 
 async fn probe_database(parts: Parts, health: HealthReporter) {
-    // A probe may wait for a connection like everybody else. In new pools one is free.
-    let mut queue_limit = parts.database.acquire_timeout();
     while wait_for_probe(&parts, &parts.database_circuit).await {
         let (database, away) = (parts.database.clone(), parts.database_circuit.is_open());
         let mut probe = parts.tasks.spawn(async move {
@@ -154,26 +152,25 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
             }
             database.read_clock().await
         });
-        let mut answer = tokio::time::timeout(PROBE_LIMIT, &mut probe).await;
-        if answer.is_err() {
-            parts.database_circuit.trip("no answer to a probe");
-            follow(&parts, &health).await;
-            answer = tokio::time::timeout(queue_limit, &mut probe).await;
-        }
-        let answer = match answer {
+        let answer = match tokio::time::timeout(PROBE_LIMIT, &mut probe).await {
             Ok(answer) => answer,
             Err(_) => {
-                // Silence: whoever waits on these connections may wait for ever.
-                parts.database.give_up().await;
-                queue_limit = Duration::ZERO;
-                probe.await
+                parts.database_circuit.trip("no answer to a probe");
+                follow(&parts, &health).await;
+                // A pause is no silence, unless it is the second.
+                let patience = if away { Duration::ZERO } else { PROBE_LIMIT };
+                match tokio::time::timeout(patience, &mut probe).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        // Whoever waits on these connections may wait for ever.
+                        parts.database.give_up().await;
+                        probe.await
+                    }
+                }
             }
         };
         match answer {
-            Ok(Ok(())) => {
-                parts.database_circuit.close();
-                queue_limit = parts.database.acquire_timeout();
-            }
+            Ok(Ok(())) => parts.database_circuit.close(),
             Ok(Err(error)) => parts.database_circuit.trip(&error.to_string()),
             Err(error) => parts.database_circuit.trip(&error.to_string()),
         }

@@ -85,6 +85,9 @@ struct Args {
     /// Also writes the table as JSON.
     #[arg(long, value_name = "PATH", env = "SECKILL_FAULTS_JSON")]
     json: Option<PathBuf>,
+    /// Keeps what the servers wrote, also of runs that went well.
+    #[arg(long)]
+    keep_logs: bool,
     /// Names the scenarios.
     #[arg(long)]
     list: bool,
@@ -188,7 +191,7 @@ async fn run_lane(lane: Lane, args: &Args, scale: Scale) -> Vec<Row> {
             let mut setup = scenario.setup.clone();
             setup.seed = setup.seed.wrapping_add(nth);
             let began = Instant::now();
-            let played = play(scenario, setup, lane.sql, server.clone(), scale);
+            let played = play(scenario, setup, lane.sql, server.clone(), scale, args.keep_logs);
             let played = AssertUnwindSafe(played).catch_unwind();
             let verdict = match tokio::time::timeout(RUN_LIMIT, played).await {
                 Ok(Ok(verdict)) => verdict,
@@ -218,11 +221,12 @@ async fn play(
     sql: Sql,
     server: Option<Arc<Mutex<SqlServer>>>,
     scale: Scale,
+    keep_logs: bool,
 ) -> Verdict {
     let mut arena = Arena::open(sql, server, setup, scale.is_short).await;
     let struck = (scenario.strike)(&mut arena).await;
     let verdict = oracle::judge(&mut arena, &struck).await;
-    if !verdict.problems.is_empty() {
+    if keep_logs || !verdict.problems.is_empty() {
         for path in arena.keep_logs(&scenario.name.replace(' ', "-")) {
             progress(&format!("    its log is {}", path.display()));
         }
