@@ -45,6 +45,9 @@ use pools::{Connections, Side};
 /// not: that would be one round trip per transaction.
 const TRUSTED_WHILE_IDLE_FOR: Duration = Duration::from_secs(1);
 
+/// Not even a machine that is short of time lets a transaction of ours wait for so long.
+const SHORTEST_IDLE_LIMIT_MS: u64 = 3_000;
+
 /// Which database, and the limits that keep every wait short.
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -102,6 +105,12 @@ impl DatabaseSettings {
     #[must_use]
     pub fn masked_url(&self) -> String {
         location::masked(&self.url)
+    }
+
+    /// When the server ends a transaction whose client says nothing: one that is gone without a word
+    /// would keep its locks for ever. Ours never think for so long.
+    fn idle_limit_ms(&self) -> u64 {
+        self.lock_timeout_ms.max(SHORTEST_IDLE_LIMIT_MS)
     }
 
     /// What is wrong with the settings, as (key, sentence); nothing is opened.
@@ -456,8 +465,7 @@ fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> P
     options.application_name("seckill").options([
         ("statement_timeout", settings.statement_timeout_ms.to_string()),
         ("lock_timeout", settings.lock_timeout_ms.to_string()),
-        // Of a client that is gone without a word nobody else ends the transaction and its locks.
-        ("idle_in_transaction_session_timeout", settings.statement_timeout_ms.to_string()),
+        ("idle_in_transaction_session_timeout", settings.idle_limit_ms().to_string()),
         ("tcp_keepalives_idle", "30".to_owned()),
         ("tcp_keepalives_interval", "10".to_owned()),
         ("tcp_keepalives_count", "3".to_owned()),
@@ -480,7 +488,7 @@ fn mysql_session(settings: &DatabaseSettings) -> String {
         lock_s = settings.lock_timeout_ms.div_ceil(1_000),
         statement_s = Duration::from_millis(settings.statement_timeout_ms).as_secs_f64(),
         statement_ms = settings.statement_timeout_ms,
-        idle_s = settings.statement_timeout_ms.div_ceil(1_000),
+        idle_s = settings.idle_limit_ms().div_ceil(1_000),
     )
 }
 

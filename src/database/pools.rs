@@ -8,10 +8,10 @@
 //! Only here may an SQL future be dropped: its connection goes back to a pool that is closed and
 //! used by nobody, so it can't hand an open transaction to the next one.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use futures_util::{FutureExt as _, future::join};
+use futures_util::{FutureExt as _, future::join, poll};
 use sea_orm::{
     ConnAcquireErr, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
     ExecResult, QueryResult, RuntimeErr, Statement, TransactionOptions, TransactionTrait,
@@ -155,8 +155,10 @@ impl Connections {
         let silent = Arc::clone(silent);
         #[allow(clippy::disallowed_methods, reason = "nobody needs its end, which may never come")]
         tokio::spawn(async move {
-            // Closed first, so that nothing goes back into it.
             let closing = join(silent.writer.close_by_ref(), silent.probe.close_by_ref());
+            let mut closing = pin!(closing);
+            // Closed from here on, so that what is dropped next goes to nobody.
+            let _ = poll!(&mut closing);
             silent.given_up.cancel();
             let _ = closing.await;
         });

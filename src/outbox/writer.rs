@@ -36,7 +36,7 @@ const WORKERS: usize = 2;
 /// The most reservations that wait for a worker; more are left to the sweeper.
 const QUEUE: usize = 20_000;
 /// How long an answer is waited for once the database counts as away.
-const LAST_CALL: Duration = Duration::from_millis(200);
+const LAST_CALL: Duration = Duration::from_millis(50);
 /// How often a transaction is repeated that SQL reports as rolled back.
 const REPEATS: u32 = 8;
 

@@ -157,15 +157,16 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
             Err(_) => {
                 parts.database_circuit.trip("no answer to a probe");
                 follow(&parts, &health).await;
-                // A pause is no silence, unless it is the second.
+                // It may have paused; once only.
                 let patience = if away { Duration::ZERO } else { PROBE_LIMIT };
-                match tokio::time::timeout(patience, &mut probe).await {
+                let answer = tokio::time::timeout(patience, &mut probe).await;
+                if !matches!(answer, Ok(Ok(Ok(())))) {
+                    // Whoever waits on these connections may wait for ever.
+                    parts.database.give_up().await;
+                }
+                match answer {
                     Ok(answer) => answer,
-                    Err(_) => {
-                        // Whoever waits on these connections may wait for ever.
-                        parts.database.give_up().await;
-                        probe.await
-                    }
+                    Err(_) => probe.await,
                 }
             }
         };

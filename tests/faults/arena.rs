@@ -22,10 +22,10 @@ use crate::{
         databases::Fresh,
         process::{Process, Serve},
         redis_server::RedisServer,
+        wire::Wire,
         within,
         world::{Sale, World},
     },
-    wire::Wire,
 };
 
 /// How long a server may take to serve, on a machine that is busy with others.

@@ -42,7 +42,6 @@ mod suite {
     pub(crate) mod support;
 }
 mod table;
-mod wire;
 
 use arena::Arena;
 use oracle::Verdict;

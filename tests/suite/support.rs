@@ -12,11 +12,12 @@ pub(crate) mod calls;
 pub(crate) mod databases;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod process;
-pub(crate) mod proxy;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
+#[allow(dead_code, reason = "the fault suite needs more of it")]
+pub(crate) mod wire;
 pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.

@@ -9,7 +9,7 @@ use super::{Scale, Scenario, Struck, scenario};
 use crate::{
     arena::{Arena, Setup},
     stores::Sql,
-    wire::AtCommit,
+    support::wire::AtCommit,
 };
 
 /// What may be broken, each by one fault at a time.

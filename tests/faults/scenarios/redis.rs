@@ -48,10 +48,8 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
 async fn kill(arena: &mut Arena) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;
-    arena.redis().kill();
-    let hit = Instant::now();
-    arena.redis().start_again().await;
-    Struck::at(hit, arena.in_limbo().await)
+    arena.redis().restart().await;
+    Struck::at(Instant::now(), arena.in_limbo().await)
 }
 
 /// The writes of the last second never reached the disk.
@@ -61,10 +59,9 @@ async fn lose_tail(arena: &mut Arena) -> Struck {
     // Redis writes before it answers, and a killed process leaves that to the kernel: a machine
     // that loses its power does not. The tail is cut off by hand.
     arena.redis().kill();
-    let hit = Instant::now();
     arena.redis().cut_aof(2_000);
     arena.redis().start_again().await;
-    Struck::at(hit, arena.in_limbo().await)
+    Struck::at(Instant::now(), arena.in_limbo().await)
 }
 
 async fn away(arena: &mut Arena) -> Struck {
@@ -73,9 +70,10 @@ async fn away(arena: &mut Arena) -> Struck {
     arena.redis().kill();
     let hit = Instant::now();
     sleep(AWAY).await;
-    let lifted = Instant::now();
+    let away = Some((hit + NOTICED / 2, Instant::now()));
     arena.redis().start_again().await;
-    Struck { away: Some((hit + NOTICED / 2, lifted)), ..Struck::at(lifted, arena.in_limbo().await) }
+    let lifted = Instant::now();
+    Struck { away, ..Struck::at(lifted, arena.in_limbo().await) }
 }
 
 async fn script_flush(arena: &mut Arena) -> Struck {

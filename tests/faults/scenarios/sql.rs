@@ -10,8 +10,7 @@ use super::{Scenario, Struck, scenario};
 use crate::{
     arena::{Arena, Setup},
     stores::Sql,
-    support::within,
-    wire::AtCommit,
+    support::{wire::AtCommit, within},
 };
 
 /// How long a database is away.
@@ -27,6 +26,7 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         scenario("sql away for 4 s", on, usual(), |a| away(a).boxed_local()),
         scenario("sql held by SIGSTOP 8 s", on, usual(), |a| hold(a).boxed_local()),
         scenario("sql black hole", on, usual(), |a| black_hole(a).boxed_local()),
+        scenario("sql black hole 2 s", on, usual(), |a| short_hole(a).boxed_local()),
         scenario("sql wire cut", on, usual(), |a| cut(a).boxed_local()),
         scenario("sql slow by 200 ms", on, usual(), |a| slow(a).boxed_local()),
         scenario("sql rival lock on the offer", on, usual(), |a| rival_lock(a).boxed_local()),
@@ -46,7 +46,6 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
 async fn restart(arena: &mut Arena, at_once: bool) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;
-    let hit = Instant::now();
     {
         let mut server = arena.sql_server().await;
         match at_once {
@@ -55,7 +54,7 @@ async fn restart(arena: &mut Arena, at_once: bool) -> Struck {
         }
         server.run().await;
     }
-    Struck::at(hit, arena.in_limbo().await)
+    Struck::at(Instant::now(), arena.in_limbo().await)
 }
 
 async fn away(arena: &mut Arena) -> Struck {
@@ -92,6 +91,16 @@ async fn black_hole(arena: &mut Arena) -> Struck {
     let lifted = Instant::now();
     arena.sql_wire().mend();
     Struck { away: Some((hit + NOTICED, lifted)), ..Struck::at(lifted, in_limbo) }
+}
+
+/// Over before anybody gives the connections up; those who were connected hear nothing more.
+async fn short_hole(arena: &mut Arena) -> Struck {
+    arena.serve_all().await;
+    arena.warm_load().await;
+    arena.sql_wire().open_hole();
+    sleep(AWAY / 2).await;
+    arena.sql_wire().mend();
+    Struck::at(Instant::now(), arena.in_limbo().await)
 }
 
 async fn cut(arena: &mut Arena) -> Struck {
