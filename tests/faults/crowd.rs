@@ -135,7 +135,7 @@ impl Crowd {
                 while !crowd.over.load(Ordering::SeqCst) {
                     if !crowd.act().await {
                         // Who is refused at once would only fill the ledger.
-                        tokio::time::sleep(PAUSE * 2).await;
+                        tokio::time::sleep(PAUSE * 5).await;
                     }
                     tokio::time::sleep(PAUSE).await;
                 }

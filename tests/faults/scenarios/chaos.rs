@@ -40,7 +40,7 @@ struct Broken {
 }
 
 pub(super) fn all(usual: &dyn Fn() -> Setup, scale: Scale) -> Vec<Scenario> {
-    let setup = Setup { total: 2_000_000, ..usual().servers(2) };
+    let setup = Setup { total: 400_000, ..usual().servers(2) };
     let span = Duration::from_secs(scale.chaos_s);
     let name = format!("chaos for {} s", scale.chaos_s);
     vec![scenario(name, &Sql::SERVERS, setup, move |arena| chaos(arena, span).boxed_local())]

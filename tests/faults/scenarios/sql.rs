@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sea_orm::ConnectionTrait;
+use sea_orm::{ConnectionTrait, TransactionTrait};
 use tokio::time::{Instant, sleep};
 
 use super::{Scenario, Struck, scenario};
 use crate::{
     arena::{Arena, Setup},
     stores::Sql,
-    support::{wire::AtCommit, within},
+    support::{databases, wire::AtCommit, within},
 };
 
 /// How long a database is away.
@@ -130,7 +130,8 @@ async fn slow(arena: &mut Arena) -> Struck {
 async fn rival_lock(arena: &mut Arena) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;
-    let rival = arena.database().begin().await.unwrap();
+    let console = databases::admin(&arena.database().settings().url).await;
+    let rival = console.begin().await.unwrap();
     rival.execute_unprepared("UPDATE offers SET sold = sold").await.unwrap();
     sleep(AWAY).await;
     let in_limbo = arena.in_limbo().await;
