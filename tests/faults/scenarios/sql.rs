@@ -28,6 +28,7 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         scenario("sql black hole", on, usual(), |a| black_hole(a).boxed_local()),
         scenario("sql black hole 2 s", on, usual(), |a| short_hole(a).boxed_local()),
         scenario("sql wire cut", on, usual(), |a| cut(a).boxed_local()),
+        scenario("sql wire cut, and redis forgets", on, usual(), |a| both(a).boxed_local()),
         scenario("sql slow by 200 ms", on, usual(), |a| slow(a).boxed_local()),
         scenario("sql rival lock on the offer", on, usual(), |a| rival_lock(a).boxed_local()),
         scenario("sql commit lost, request", on, usual(), |a| {
@@ -114,6 +115,19 @@ async fn cut(arena: &mut Arena) -> Struck {
     let lifted = Instant::now();
     arena.sql_wire().mend();
     Struck { away: Some((hit + NOTICED / 2, lifted)), ..Struck::at(lifted, in_limbo) }
+}
+
+/// What was in flight to the database is nowhere any more: whoever was told that it is theirs was
+/// told so too early.
+async fn both(arena: &mut Arena) -> Struck {
+    arena.serve_all().await;
+    arena.warm_load().await;
+    arena.sql_wire().cut();
+    sleep(AWAY / 4).await;
+    let in_limbo = arena.in_limbo().await;
+    arena.redis().command::<String>(&["FLUSHALL"]).await;
+    arena.sql_wire().mend();
+    Struck::at(Instant::now(), in_limbo)
 }
 
 async fn slow(arena: &mut Arena) -> Struck {
