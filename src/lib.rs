@@ -111,7 +111,8 @@ pub mod database;
 pub mod entity;
 
 pub mod config;
-mod failpoints;
+#[doc(hidden)]
+pub mod failpoints;
 pub mod telemetry;
 
 // What starts and stops it.

@@ -34,6 +34,7 @@ use crate::{
         redis::{self, RedisEngine, RedisSettings},
     },
     error::Error,
+    failpoints::failpoint,
     outbox::{
         dead_letters::DeadLetters,
         poller::{Poller, PollerOptions},
@@ -113,6 +114,7 @@ impl Parts {
     pub async fn open(settings: &Settings) -> Result<Self, StartError> {
         let database = open_database(settings).await?;
         let (engine, lease) = open_engine(settings, &database).await?;
+        failpoint!("after_stores_opened");
         let parts = Self { lease, ..Self::over(settings, database, engine) };
         match parts.read_sales().await {
             Ok(()) => Ok(parts),
@@ -210,6 +212,7 @@ impl Parts {
 
     async fn read_sales(&self) -> Result<(), StartError> {
         self.catalog.refresh().await?;
+        failpoint!("after_catalog_read");
         if self.lease.is_some() {
             self.rebuild_all().await?;
         }
@@ -426,6 +429,7 @@ impl Server {
                 tracing::error!(%error, "the gRPC port ended");
             }
         });
+        failpoint!("before_serving");
         set_health(&health, true).await;
         tracing::info!(%addr, engine = parts.engine.kind(), "serving");
         Ok(Self {

@@ -2,24 +2,24 @@
 //!
 //! One place for all statements, so that the simulator can stand here in place of sqlx.
 
-use async_trait::async_trait;
 use sea_orm::{
     ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, ExecResult,
     QueryResult, Statement, TransactionOptions, TransactionTrait,
+    prelude::async_trait::async_trait,
 };
 
 #[cfg(test)]
 use crate::simulator::sql::Line;
 
 /// For single statements: each takes a connection out of a pool.
-pub type Connection = Link<DatabaseConnection>;
+pub(super) type Connection = Link<DatabaseConnection>;
 
 /// A write transaction; dropped, it is rolled back.
-pub type Transaction = Link<DatabaseTransaction>;
+pub(super) type Transaction = Link<DatabaseTransaction>;
 
 /// A way into SQL.
 #[derive(Debug, Clone)]
-pub struct Link<C>(Way<C>);
+pub(super) struct Link<C>(Way<C>);
 
 #[derive(Debug, Clone)]
 enum Way<C> {
@@ -63,7 +63,7 @@ impl Connection {
 }
 
 impl Transaction {
-    /// For the migrator, which takes nothing else.
+    /// As sea-orm knows it.
     pub(super) fn sqlx(&self) -> &DatabaseTransaction {
         match &self.0 {
             Way::Sqlx(transaction) => transaction,
@@ -76,7 +76,7 @@ impl Transaction {
     ///
     /// # Errors
     /// Unless [`super::classify`] calls it rolled back, it may be kept all the same.
-    pub async fn commit(self) -> Result<(), DbErr> {
+    pub(super) async fn commit(self) -> Result<(), DbErr> {
         match self.0 {
             Way::Sqlx(transaction) => transaction.commit().await,
             #[cfg(test)]
@@ -88,7 +88,7 @@ impl Transaction {
     ///
     /// # Errors
     /// The connection is lost, and the database rolls back by itself.
-    pub async fn rollback(self) -> Result<(), DbErr> {
+    pub(super) async fn rollback(self) -> Result<(), DbErr> {
         match self.0 {
             Way::Sqlx(transaction) => transaction.rollback().await,
             #[cfg(test)]

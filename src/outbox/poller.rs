@@ -135,6 +135,7 @@ impl Poller {
             Ok(ordered) => {
                 failpoint!("before_order_commit");
                 transaction.commit().await?;
+                failpoint!("after_order_commit");
                 Ok(ordered)
             }
             Err(setback) => {

@@ -7,6 +7,7 @@ use futures_util::{StreamExt, stream};
 use crate::{
     engine::{EngineError, scripts::Refusal},
     error::Error,
+    failpoints::failpoint,
     offer::Offer,
     reservations::Reservations,
 };
@@ -74,7 +75,9 @@ async fn sweep_offer(
         let results: Vec<Result<(), Error>> = stream::iter(entries)
             .map(|entry| async move {
                 let reservation_id = entry.record.reservation_id.clone();
+                failpoint!("before_settle");
                 let result = reservations.settle(offer, epoch, entry).await;
+                failpoint!("after_settle");
                 if let Err(Error::Internal(cause)) = &result {
                     // SQL refuses the row for its own data, every time: somebody must look.
                     tracing::error!(offer = %offer.key, %reservation_id, %cause, "can't be recorded");

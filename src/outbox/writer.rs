@@ -32,6 +32,10 @@ use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_ke
 const GROUP: usize = if cfg!(test) { 3 } else { 512 };
 /// Transactions in flight.
 const WORKERS: usize = 2;
+/// The most reservations that wait for a worker; more are left to the sweeper.
+const QUEUE: usize = 20_000;
+/// How long an answer is waited for once the database counts as away.
+const LAST_CALL: Duration = Duration::from_millis(50);
 /// How often a transaction is repeated that SQL reports as rolled back.
 const REPEATS: u32 = 8;
 
@@ -147,13 +151,25 @@ impl Writer {
         let (reply, answer) = oneshot::channel();
         {
             let mut queue = self.locked();
+            if queue.waiting.len() >= QUEUE {
+                return Err(WriteError::Unknown("too many wait for the database".into()));
+            }
             queue.waiting.push_back(Waiting { row, reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
         }
-        answer.await.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+        tokio::select! {
+            biased;
+            answer = answer => {
+                answer.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+            }
+            // It is in `unacked`, where the sweeper finds it when the database is back.
+            () = self.circuit.stays_open(LAST_CALL) => {
+                Err(WriteError::Unknown("the database is away".into()))
+            }
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Queue> {
@@ -174,10 +190,12 @@ impl Writer {
         }
     }
 
-    /// What this worker writes next; `None` when it may go home. A reservation is in a group at
+    /// What this worker writes next; `None` when it may go home. What nobody waits for any more is
+    /// left out: the sweeper has it. A reservation is in a group at
     /// most once: a repeat of it waits for the next one and then finds the row.
     fn next_group(&self) -> Option<Vec<Waiting>> {
         let mut queue = self.locked();
+        queue.waiting.retain(|waiting| !waiting.reply.is_closed());
         if queue.waiting.is_empty() {
             queue.workers -= 1;
             return None;
@@ -338,7 +356,9 @@ impl Writer {
         let outcome = insert_and_judge(&transaction, &batch, now, rows).await;
         match outcome {
             Ok((answers, true)) => {
+                failpoint!("before_judged_commit");
                 transaction.commit().await?;
+                failpoint!("after_judged_commit");
                 self.due.notify_one();
                 Ok(answers)
             }

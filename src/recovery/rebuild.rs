@@ -90,6 +90,7 @@ pub(super) async fn rebuild(
     };
     failpoint!("before_rebuild_end");
     let ended = scripts.rebuild_end(epoch, rebuilt.chunks, rebuilt.stock).await;
+    failpoint!("after_rebuild_end");
     match ended.map_err(|error| recovery.engine_failed(error))? {
         RebuildStep::Applied => Ok(Some(rebuilt)),
         RebuildStep::Refused { .. } => Ok(None),
@@ -106,6 +107,7 @@ async fn raise_epoch(
 ) -> Result<Option<offers::Model>, DbErr> {
     let transaction = recovery.database.begin().await?;
     let raised = raise_epoch_in(&transaction, offer, sql, engine).await;
+    failpoint!("before_epoch_commit");
     finish(transaction, raised).await
 }
 

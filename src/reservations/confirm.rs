@@ -11,6 +11,7 @@ use crate::{
     engine::scripts::{Found, Refusal},
     entity::{orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
+    failpoints::failpoint,
     outbox::{Row, reason},
 };
 
@@ -76,7 +77,9 @@ impl Reservations {
         let transaction = self.database.begin().await?;
         match confirm_row(&transaction, request).await {
             Ok(in_sql @ InSql::Confirmed { now: true, .. }) => {
+                failpoint!("before_confirm_commit");
                 transaction.commit().await?;
+                failpoint!("after_confirm_commit");
                 Ok(in_sql)
             }
             Ok(in_sql) => {

@@ -160,6 +160,7 @@ impl Reservations {
         else {
             return Ok(false);
         };
+        failpoint!("after_expiry_commit");
         let offer = self.catalog.offer(&request.offer).await?;
         // What the engine can't do now, the poller does.
         self.finish_release(&offer, &row).await?;
@@ -223,6 +224,7 @@ impl Reservations {
             .filter(outbox::Column::State.eq(OutboxState::Releasing))
             .exec(self.database.writer())
             .await?;
+        failpoint!("after_release_settled");
         Ok(Some(stock))
     }
 
@@ -240,6 +242,7 @@ impl Reservations {
         let now = self.database.clock();
         match release_row(&transaction, request, why, now).await {
             Ok(in_sql @ InSql::Releasing { now: true, .. }) => {
+                failpoint!("before_release_commit");
                 transaction.commit().await?;
                 Ok(in_sql)
             }
@@ -339,7 +342,10 @@ impl Reservations {
                 .await
         }
         .await;
-        finish(transaction, written).await.map(|updated| updated.rows_affected == 1)
+        failpoint!("before_tombstone_commit");
+        let updated = finish(transaction, written).await?;
+        failpoint!("after_tombstone_commit");
+        Ok(updated.rows_affected == 1)
     }
 
     pub(crate) fn sql_failed(&self, error: DbErr) -> Error {

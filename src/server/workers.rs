@@ -22,8 +22,6 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 const PROBE_AWAY_EVERY: Duration = Duration::from_millis(100);
 /// How long a store may take to answer a probe.
 const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
-/// Probes that may be without an answer before the oldest is waited for.
-const MAX_LATE_PROBES: u32 = 3;
 /// How often the settings of Redis are looked at.
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// How long a pass keeps other servers from the same: one that hangs must not hold up everybody.
@@ -200,7 +198,6 @@ async fn probe_engine(parts: Parts, health: HealthReporter) {
 }
 
 async fn probe_database(parts: Parts, health: HealthReporter) {
-    let mut late = 0;
     while wait_for_probe(&parts, &parts.database_circuit).await {
         let (database, away) = (parts.database.clone(), parts.database_circuit.is_open());
         let mut probe = parts.tasks.spawn(async move {
@@ -215,16 +212,19 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
             Err(_) => {
                 parts.database_circuit.trip("no answer to a probe");
                 follow(&parts, &health).await;
-                late += 1;
-                if late < MAX_LATE_PROBES {
-                    // No SQL future is dropped: a connection that is dead without a word is left
-                    // to itself, and the next probe asks on another one.
-                    continue;
+                // It may have paused; once only.
+                let patience = if away { Duration::ZERO } else { PROBE_LIMIT };
+                let answer = tokio::time::timeout(patience, &mut probe).await;
+                if !matches!(answer, Ok(Ok(Ok(())))) {
+                    // Whoever waits on these connections may wait for ever.
+                    parts.database.give_up().await;
                 }
-                probe.await
+                match answer {
+                    Ok(answer) => answer,
+                    Err(_) => probe.await,
+                }
             }
         };
-        late = 0;
         match answer {
             Ok(Ok(())) => parts.database_circuit.close(),
             Ok(Err(error)) => parts.database_circuit.trip(&error.to_string()),

@@ -50,7 +50,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("telemetry", &["config"]),
     ("entity", &["domain"]),
-    ("engine", &["domain"]),
+    ("engine", &["domain", "failpoints"]),
     ("database", &["domain", "entity"]),
     ("error", &["database", "domain", "engine"]),
     ("offer", &["domain", "engine"]),
