@@ -284,10 +284,8 @@ impl Arena {
 
     /// Units that are neither for sale nor in a live row; `None` where nobody can tell.
     pub(crate) async fn in_limbo(&self) -> Option<i64> {
-        if self.redis.is_none() {
-            // The embedded engine forgets with its process.
-            return None;
-        }
+        // The embedded engine forgets with its process.
+        self.redis.as_ref()?;
         let world = self.world().await.ok()?;
         let books = world.read_books(&self.key).await;
         world.close().await;
