@@ -43,9 +43,10 @@ pub const ALL: &[&str] = &[
     "after_epoch_raised",
     "after_rebuild_begin",
     "after_rebuild_load",
-    "before_rebuild_commit",
-    "after_rebuild_commit",
+    "before_rebuild_end",
     "after_rebuild_end",
+    // settle
+    "after_settle_commit",
 ];
 
 /// Aborts the process here if a test asked for it. The name must stand in [`ALL`].

@@ -12,8 +12,8 @@ use crate::{
     reservations::Reservations,
 };
 
-/// Entries read from one segment at a time; the most that the script gives.
-const PAGE: u32 = 500;
+/// Entries read from one segment at a time; the most that the script gives. Few in the simulator.
+const PAGE: u32 = if cfg!(test) { 2 } else { 500 };
 /// Offers looked at at the same time.
 const OFFERS_AT_ONCE: usize = 32;
 
@@ -30,7 +30,7 @@ pub async fn sweep(reservations: &Arc<Reservations>, grace: Duration) -> Result<
         .all()
         .iter()
         .flat_map(|activity| activity.offers.values().cloned().collect::<Vec<_>>())
-        .filter(|offer| offer.is_warm() && !offer.is_forgotten())
+        .filter(|offer| offer.is_in_engine())
         .collect();
     let mut sweeps = stream::iter(offers)
         .map(|offer| async move { sweep_offer(reservations, &offer, grace).await })

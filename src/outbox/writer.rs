@@ -16,7 +16,6 @@ use std::{
 use sea_orm::DbErr;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 mod sql;
 
@@ -24,13 +23,13 @@ use super::Row;
 use crate::{
     circuit::Circuit,
     database::{Backend, Database, SqlFault, Transaction, classify, insert_ignore, is_outage},
-    domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs},
+    domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs, new_uuid},
     failpoints::failpoint,
 };
 use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_key, to_insert};
 
-/// The most rows in one transaction.
-const GROUP: usize = 512;
+/// The most rows in one transaction; few in the simulator.
+const GROUP: usize = if cfg!(test) { 3 } else { 512 };
 /// Transactions in flight.
 const WORKERS: usize = 2;
 /// The most reservations that wait for a worker; more are left to the sweeper.
@@ -237,7 +236,7 @@ impl Writer {
 
     /// The usual case: all rows are new and fit.
     async fn write_together(&self, rows: &[NewRow]) -> Result<Vec<Written>, Setback> {
-        let batch = Uuid::now_v7().simple().to_string();
+        let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let outcome = self.insert_and_count(&transaction, &batch, now, rows).await;
@@ -351,7 +350,7 @@ impl Writer {
         &self,
         rows: &[&NewRow],
     ) -> Result<Vec<Result<Written, WriteError>>, Setback> {
-        let batch = Uuid::now_v7().simple().to_string();
+        let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let outcome = insert_and_judge(&transaction, &batch, now, rows).await;

@@ -34,6 +34,8 @@ enum Way {
     Forgotten,
     /// The engine forgot everything.
     Flush,
+    /// Another sale is over, and is settled while this one goes on.
+    Settle,
 }
 
 fn way_to(failpoint: &str) -> Way {
@@ -54,9 +56,9 @@ fn way_to(failpoint: &str) -> Way {
         "after_epoch_raised"
         | "after_rebuild_begin"
         | "after_rebuild_load"
-        | "before_rebuild_commit"
-        | "after_rebuild_commit"
+        | "before_rebuild_end"
         | "after_rebuild_end" => Way::Flush,
+        "after_settle_commit" => Way::Settle,
         other => panic!("no scenario reaches the failpoint {other}"),
     }
 }
@@ -67,7 +69,7 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         let mut setup = usual();
         let mut sqls = &Sql::ALL[..];
         match way {
-            Way::Start | Way::Sale(_) => {}
+            Way::Start | Way::Sale(_) | Way::Flush | Way::Settle => {}
             Way::WarmUp => setup.is_warm = false,
             Way::Hold => {
                 setup.hold = Some(Duration::from_secs(2));
@@ -75,7 +77,6 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
             }
             // The embedded engine forgets only with its process, and is rebuilt by the next start.
             Way::Contradiction | Way::Tombstone | Way::Forgotten => sqls = &Sql::SERVERS,
-            Way::Flush => {}
         }
         scenario(format!("crash {failpoint}"), sqls, setup, move |arena| {
             die_at(arena, failpoint, way).boxed_local()
@@ -124,6 +125,7 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             sell_and_die(arena, "before_outbox_commit", 30).await;
             arena.serve_dying(0, failpoint, 1);
         }
+        Way::Settle => {}
         Way::Flush if arena.redis.is_none() => {
             sell_and_die(arena, "after_outbox_commit", 30).await;
             arena.serve_dying(0, failpoint, 1);
@@ -135,6 +137,13 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             arena.redis().command::<String>(&["FLUSHALL"]).await;
         }
     }
+    if way == Way::Settle {
+        arena.end_another_sale().await;
+        arena.serve_dying(0, failpoint, 1);
+        arena.serves(0).await;
+        arena.warm_load().await;
+        assert!(arena.settle_the_other().await.is_err());
+    }
     arena.crashed(0).await;
     let died = Instant::now();
     let in_limbo = arena.in_limbo().await;
@@ -142,6 +151,9 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
     if way == Way::WarmUp {
         let activity_id = arena.key.activity_id.to_string();
         arena.crowd.door_of(0).warmup(pb::WarmupRequest { activity_id }).await.unwrap();
+    }
+    if way == Way::Settle {
+        arena.the_other_is_forgotten().await;
     }
     if !arena.is_loaded() {
         arena.load();
