@@ -35,14 +35,15 @@ use tokio::time::Instant;
 
 use crate::domain::{Clock, TimeMs};
 
+pub use connection::{Connection, Link, Transaction};
 pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use finish::finish;
 pub use lease::{Acquired, Lease};
-pub use pools::{Pool, Transaction};
+pub use pools::{OpenTransaction, Pool};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 
 use location::Location;
-use pools::{Connections, Side};
+use pools::{Pools, Side};
 
 /// A connection that was idle for this long is tried before it is handed out. Busier ones are
 /// not: that would be one round trip per transaction.
@@ -186,10 +187,11 @@ pub struct Database {
 #[derive(Debug)]
 struct Inner {
     backend: Backend,
-    connections: Connections,
-    reader: Pool,
-    writer: Pool,
-    probe: Pool,
+    reader: Connection,
+    writer: Connection,
+    /// Nobody else uses it, so that its silence tells something.
+    probe: Connection,
+    pools: Option<Pools>,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -230,15 +232,15 @@ impl Database {
             }
         };
         let backend = location.backend();
-        let connections = Connections::new(&location, settings, reader, writer).await;
-        let connections = connections.map_err(|error| at(&location, &error))?;
+        let pools = Pools::new(&location, settings, reader, writer).await;
+        let pools = pools.map_err(|error| at(&location, &error))?;
         let database = Self {
             inner: Arc::new(Inner {
                 backend,
-                reader: connections.pool(Side::Reader),
-                writer: connections.pool(Side::Writer),
-                probe: connections.pool(Side::Probe),
-                connections,
+                reader: pools.pool(Side::Reader).into(),
+                writer: pools.pool(Side::Writer).into(),
+                probe: pools.pool(Side::Probe).into(),
+                pools: Some(pools),
                 location,
                 settings: settings.clone(),
                 clock: Clock::default(),
@@ -251,13 +253,12 @@ impl Database {
     /// The simulator's database, as one of its servers reaches it.
     #[cfg(test)]
     pub(crate) fn simulated(line: &crate::simulator::sql::Line) -> Self {
-        let connections = Connections::simulated(line);
         let inner = Inner {
             backend: Backend::Sqlite,
-            reader: connections.pool(Side::Reader),
-            writer: connections.pool(Side::Writer),
-            probe: connections.pool(Side::Probe),
-            connections,
+            reader: Connection::simulated(line.clone()),
+            writer: Connection::simulated(line.clone()),
+            probe: Connection::simulated(line.clone()),
+            pools: None,
             location: Location::Memory,
             settings: DatabaseSettings::default(),
             clock: Clock::default(),
@@ -273,7 +274,7 @@ impl Database {
     /// For statements outside of a transaction, reads above all: on SQLite a pool that can't
     /// write. Transactions begin with [`Database::begin`] only.
     #[must_use]
-    pub fn reader(&self) -> &Pool {
+    pub fn reader(&self) -> &Connection {
         &self.inner.reader
     }
 
@@ -318,7 +319,7 @@ impl Database {
 
     /// For single statements that write, outside of a transaction.
     #[must_use]
-    pub fn writer(&self) -> &Pool {
+    pub fn writer(&self) -> &Connection {
         &self.inner.writer
     }
 
@@ -364,7 +365,9 @@ impl Database {
     /// and says nothing. What waits for an answer fails, with an unknown result. SQLite is never
     /// given up.
     pub async fn give_up(&self) {
-        self.inner.connections.give_up().await;
+        if let Some(pools) = &self.inner.pools {
+            pools.give_up().await;
+        }
     }
 
     /// Closes every connection, once those in use have come back.
@@ -372,7 +375,9 @@ impl Database {
     /// # Errors
     /// None that is known.
     pub async fn close(&self) -> Result<(), DbErr> {
-        self.inner.connections.close().await
+        self.inner.probe.close().await?;
+        self.inner.reader.close().await?;
+        self.inner.writer.close().await
     }
 }
 
@@ -395,6 +400,11 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
 
 impl Inner {
     async fn begin(&self, side: Side) -> Result<Transaction, DbErr> {
+        let connection = match side {
+            Side::Reader => &self.reader,
+            Side::Writer => &self.writer,
+            Side::Probe => &self.probe,
+        };
         let sqlite_transaction_mode = match self.backend {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
@@ -403,7 +413,7 @@ impl Inner {
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
-            match self.connections.begin(side, options).await {
+            match connection.begin(options).await {
                 Err(DbErr::Query(RuntimeErr::SqlxError(cause))) if fault::is_lost(&cause) => {
                     if left == 0 {
                         return Err(DbErr::Conn(RuntimeErr::SqlxError(cause)));

@@ -2,24 +2,27 @@
 //!
 //! One place for all statements, so that the simulator can stand here in place of sqlx.
 
+use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use sea_orm::{
-    ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr, ExecResult,
-    QueryResult, Statement, TransactionOptions, TransactionTrait,
-    prelude::async_trait::async_trait,
+    ConnectionTrait, DatabaseTransaction, DbBackend, DbErr, ExecResult, QueryResult, Statement,
+    TransactionOptions,
 };
+
+use super::pools::{OpenTransaction, Pool};
 
 #[cfg(test)]
 use crate::simulator::sql::Line;
 
 /// For single statements: each takes a connection out of a pool.
-pub(super) type Connection = Link<DatabaseConnection>;
+pub type Connection = Link<Pool>;
 
 /// A write transaction; dropped, it is rolled back.
-pub(super) type Transaction = Link<DatabaseTransaction>;
+pub type Transaction = Link<OpenTransaction>;
 
 /// A way into SQL.
 #[derive(Debug, Clone)]
-pub(super) struct Link<C>(Way<C>);
+pub struct Link<C>(Way<C>);
 
 #[derive(Debug, Clone)]
 enum Way<C> {
@@ -46,7 +49,7 @@ impl Connection {
     /// Begins a transaction on a connection of its own.
     pub(super) async fn begin(&self, options: TransactionOptions) -> Result<Transaction, DbErr> {
         match &self.0 {
-            Way::Sqlx(pool) => pool.begin_with_options(options).await.map(Transaction::from),
+            Way::Sqlx(pool) => pool.begin(options).boxed().await.map(Transaction::from),
             #[cfg(test)]
             Way::Simulated(line) => line.begin().await.map(Transaction::simulated),
         }
@@ -55,7 +58,7 @@ impl Connection {
     /// Closes every connection of the pool, once those in use have come back.
     pub(super) async fn close(&self) -> Result<(), DbErr> {
         match &self.0 {
-            Way::Sqlx(pool) => pool.close_by_ref().await,
+            Way::Sqlx(pool) => pool.close().await,
             #[cfg(test)]
             Way::Simulated(_) => Ok(()),
         }
@@ -63,10 +66,10 @@ impl Connection {
 }
 
 impl Transaction {
-    /// As sea-orm knows it.
+    /// For the migrator, which takes nothing else.
     pub(super) fn sqlx(&self) -> &DatabaseTransaction {
         match &self.0 {
-            Way::Sqlx(transaction) => transaction,
+            Way::Sqlx(transaction) => transaction.inner(),
             #[cfg(test)]
             Way::Simulated(_) => unreachable!("the simulator starts with the schema"),
         }
@@ -76,7 +79,7 @@ impl Transaction {
     ///
     /// # Errors
     /// Unless [`super::classify`] calls it rolled back, it may be kept all the same.
-    pub(super) async fn commit(self) -> Result<(), DbErr> {
+    pub async fn commit(self) -> Result<(), DbErr> {
         match self.0 {
             Way::Sqlx(transaction) => transaction.commit().await,
             #[cfg(test)]
@@ -88,7 +91,7 @@ impl Transaction {
     ///
     /// # Errors
     /// The connection is lost, and the database rolls back by itself.
-    pub(super) async fn rollback(self) -> Result<(), DbErr> {
+    pub async fn rollback(self) -> Result<(), DbErr> {
         match self.0 {
             Way::Sqlx(transaction) => transaction.rollback().await,
             #[cfg(test)]

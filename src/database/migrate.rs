@@ -8,7 +8,7 @@ use sea_orm::{
 use seckill_migrations::{Migrator, MigratorTrait};
 use tokio::time::Instant;
 
-use super::{Backend, Database, SqlFault, classify, connect, location::Location, pool};
+use super::{Backend, Connection, Database, SqlFault, classify, connect, location::Location, pool};
 
 /// How long one migration waits for another.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -108,7 +108,7 @@ impl Database {
 
 /// The names in the migrator's table. Its own reader would create the table, which not everyone
 /// may who may look.
-async fn applied_steps(db: &impl ConnectionTrait) -> Result<Vec<String>, DbErr> {
+async fn applied_steps(db: &Connection) -> Result<Vec<String>, DbErr> {
     let backend = db.get_database_backend();
     let exists = match Backend::of(db) {
         Backend::Postgres => {

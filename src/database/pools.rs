@@ -11,38 +11,33 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use async_trait::async_trait;
 use futures_util::{FutureExt as _, future::join, poll};
 use sea_orm::{
     ConnAcquireErr, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
-    ExecResult, QueryResult, RuntimeErr, Statement, TransactionOptions,
-    prelude::async_trait::async_trait,
+    ExecResult, QueryResult, RuntimeErr, Statement, TransactionOptions, TransactionTrait,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    DatabaseSettings, connect,
-    connection::{self, Connection},
-    location::Location,
-    server_pool,
-};
+use super::{DatabaseSettings, connect, location::Location, server_pool};
 
 /// What an answer may take on its way, beside the server's limits.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
 
-/// Connections that stand and fall together.
+/// Pools that stand and fall together.
 #[derive(Debug)]
-struct Pools {
-    reader: Connection,
-    writer: Connection,
+struct Generation {
+    reader: DatabaseConnection,
+    writer: DatabaseConnection,
     /// One connection that is never busy with anything else, so that its silence tells something.
-    probe: Connection,
+    probe: DatabaseConnection,
     given_up: CancellationToken,
 }
 
 /// The pools in use; a clone is the same.
 #[derive(Debug, Clone)]
-pub(super) struct Connections {
-    current: Arc<ArcSwap<Pools>>,
+pub(super) struct Pools {
+    current: Arc<ArcSwap<Generation>>,
     /// How to make others, and how long a statement may be without an answer. `None` for SQLite,
     /// which is no network away.
     remote: Option<Arc<Remote>>,
@@ -64,23 +59,23 @@ pub(super) enum Side {
     Probe,
 }
 
-/// One pool of the current ones, for statements outside of a transaction.
+/// One pool of the current ones.
 #[derive(Debug, Clone)]
 pub struct Pool {
-    connections: Connections,
+    pools: Pools,
     backend: DbBackend,
     side: Side,
 }
 
-/// A transaction that is open; dropped, it is rolled back.
+/// A transaction of one of them; dropped, it is rolled back.
 #[derive(Debug)]
-pub struct Transaction {
-    inner: connection::Transaction,
-    connections: Connections,
-    pools: Arc<Pools>,
+pub struct OpenTransaction {
+    inner: DatabaseTransaction,
+    pools: Pools,
+    generation: Arc<Generation>,
 }
 
-impl Connections {
+impl Pools {
     /// Over pools that are open.
     pub(super) async fn new(
         location: &Location,
@@ -103,43 +98,25 @@ impl Connections {
             None => writer.clone(),
             Some(remote) => remote.probe().await?,
         };
-        let pools = Pools {
-            reader: reader.into(),
-            writer: writer.into(),
-            probe: probe.into(),
-            given_up: CancellationToken::new(),
-        };
-        Ok(Self { current: Arc::new(ArcSwap::from_pointee(pools)), remote })
-    }
-
-    /// Over the simulator's database.
-    #[cfg(test)]
-    pub(super) fn simulated(line: &crate::simulator::sql::Line) -> Self {
-        let connection = || Connection::simulated(line.clone());
-        let pools = Pools {
-            reader: connection(),
-            writer: connection(),
-            probe: connection(),
-            given_up: CancellationToken::new(),
-        };
-        Self { current: Arc::new(ArcSwap::from_pointee(pools)), remote: None }
+        let generation = Generation { reader, writer, probe, given_up: CancellationToken::new() };
+        Ok(Self { current: Arc::new(ArcSwap::from_pointee(generation)), remote })
     }
 
     pub(super) fn pool(&self, side: Side) -> Pool {
         let backend = self.current.load().writer.get_database_backend();
-        Pool { connections: self.clone(), backend, side }
+        Pool { pools: self.clone(), backend, side }
     }
 
-    pub(super) async fn begin(
+    async fn begin(
         &self,
         side: Side,
         options: TransactionOptions,
-    ) -> Result<Transaction, DbErr> {
-        let pools = self.current.load_full();
-        let begun = Box::pin(pools.side(side).begin(options));
-        let begun = self.pool_answered(&pools, begun);
+    ) -> Result<OpenTransaction, DbErr> {
+        let generation = self.current.load_full();
+        let begun = generation.side(side).begin_with_options(options).boxed();
+        let begun = self.pool_answered(&generation, begun);
         match begun.await {
-            Ok(inner) => Ok(Transaction { inner, connections: self.clone(), pools }),
+            Ok(inner) => Ok(OpenTransaction { inner, pools: self.clone(), generation }),
             // Nothing was kept of a transaction that never began.
             Err(error) if is_silence(&error) => {
                 Err(DbErr::ConnectionAcquire(ConnAcquireErr::ConnectionClosed))
@@ -153,14 +130,7 @@ impl Connections {
         self.replace(&self.current.load_full()).await;
     }
 
-    pub(super) async fn close(&self) -> Result<(), DbErr> {
-        let pools = self.current.load_full();
-        pools.probe.close().await?;
-        pools.reader.close().await?;
-        pools.writer.close().await
-    }
-
-    async fn replace(&self, silent: &Arc<Pools>) {
+    async fn replace(&self, silent: &Arc<Generation>) {
         let Some(remote) = &self.remote else { return };
         let made = async { Ok((remote.pool().await?, remote.probe().await?)) }.await;
         let (pool, probe) = match made {
@@ -168,9 +138,7 @@ impl Connections {
             Err::<_, DbErr>(error) => return tracing::error!(%error, "no new connections"),
         };
         let given_up = CancellationToken::new();
-        let pool = Connection::from(pool);
-        let (reader, writer, probe) = (pool.clone(), pool, probe.into());
-        let fresh = Arc::new(Pools { reader, writer, probe, given_up });
+        let fresh = Arc::new(Generation { reader: pool.clone(), writer: pool, probe, given_up });
         let before = self.current.compare_and_swap(silent, fresh);
         if !Arc::ptr_eq(&before, silent) {
             // Somebody else was faster.
@@ -180,7 +148,7 @@ impl Connections {
         let silent = Arc::clone(silent);
         #[allow(clippy::disallowed_methods, reason = "nobody needs its end, which may never come")]
         tokio::spawn(async move {
-            let closing = join(silent.writer.close(), silent.probe.close());
+            let closing = join(silent.writer.close_by_ref(), silent.probe.close_by_ref());
             let mut closing = pin!(closing);
             // Closed from here on, so that what is dropped next goes to nobody.
             let _ = poll!(&mut closing);
@@ -192,28 +160,28 @@ impl Connections {
     /// Waits for the answer to a statement, but not for one that nobody will give.
     async fn answered<T>(
         &self,
-        pools: &Arc<Pools>,
+        generation: &Arc<Generation>,
         work: impl Future<Output = Result<T, DbErr>>,
     ) -> Result<T, DbErr> {
         let limit = self.remote.as_ref().map_or(Duration::ZERO, |remote| remote.statement_limit);
-        self.answered_within(limit, pools, work).await
+        self.answered_within(limit, generation, work).await
     }
 
     /// As `answered`, for what first waits for a connection.
     async fn pool_answered<T>(
         &self,
-        pools: &Arc<Pools>,
+        generation: &Arc<Generation>,
         work: impl Future<Output = Result<T, DbErr>>,
     ) -> Result<T, DbErr> {
         let limit = |remote: &Arc<Remote>| remote.acquire_limit + remote.statement_limit;
         let limit = self.remote.as_ref().map_or(Duration::ZERO, limit);
-        self.answered_within(limit, pools, work).await
+        self.answered_within(limit, generation, work).await
     }
 
     async fn answered_within<T>(
         &self,
         limit: Duration,
-        pools: &Arc<Pools>,
+        generation: &Arc<Generation>,
         work: impl Future<Output = Result<T, DbErr>>,
     ) -> Result<T, DbErr> {
         if self.remote.is_none() {
@@ -222,9 +190,9 @@ impl Connections {
         tokio::select! {
             biased;
             answer = work => answer,
-            () = pools.given_up.cancelled() => Err(silence()),
+            () = generation.given_up.cancelled() => Err(silence()),
             () = tokio::time::sleep(limit) => {
-                self.replace(pools).await;
+                self.replace(generation).await;
                 Err(silence())
             }
         }
@@ -246,8 +214,8 @@ impl Remote {
     }
 }
 
-impl Pools {
-    fn side(&self, side: Side) -> &Connection {
+impl Generation {
+    fn side(&self, side: Side) -> &DatabaseConnection {
         match side {
             Side::Reader => &self.reader,
             Side::Writer => &self.writer,
@@ -256,10 +224,10 @@ impl Pools {
     }
 }
 
-impl Transaction {
-    /// For the migrator, which takes nothing else.
-    pub(super) fn sqlx(&self) -> &DatabaseTransaction {
-        self.inner.sqlx()
+impl OpenTransaction {
+    /// As sea-orm knows it, for what takes nothing else.
+    pub(super) fn inner(&self) -> &DatabaseTransaction {
+        &self.inner
     }
 
     /// Makes what was done last.
@@ -267,9 +235,9 @@ impl Transaction {
     /// # Errors
     /// Of any but [`super::SqlFault::RolledBack`] it is unknown what was kept.
     pub async fn commit(self) -> Result<(), DbErr> {
-        let Self { inner, connections, pools } = self;
+        let Self { inner, pools, generation } = self;
         // In a box, as every statement is: the futures of whole flows nest deep.
-        async move { connections.answered(&pools, inner.commit()).await }.boxed().await
+        async move { pools.answered(&generation, inner.commit()).await }.boxed().await
     }
 
     /// Takes back what was done.
@@ -277,31 +245,45 @@ impl Transaction {
     /// # Errors
     /// The connection is lost, and the transaction with it.
     pub async fn rollback(self) -> Result<(), DbErr> {
-        let Self { inner, connections, pools } = self;
-        async move { connections.answered(&pools, inner.rollback()).await }.boxed().await
+        let Self { inner, pools, generation } = self;
+        async move { pools.answered(&generation, inner.rollback()).await }.boxed().await
     }
 }
 
 #[async_trait]
-impl ConnectionTrait for Transaction {
+impl ConnectionTrait for OpenTransaction {
     fn get_database_backend(&self) -> DbBackend {
         self.inner.get_database_backend()
     }
 
     async fn execute_raw(&self, statement: Statement) -> Result<ExecResult, DbErr> {
-        self.connections.answered(&self.pools, self.inner.execute_raw(statement)).await
+        self.pools.answered(&self.generation, self.inner.execute_raw(statement)).await
     }
 
     async fn execute_unprepared(&self, sql: &str) -> Result<ExecResult, DbErr> {
-        self.connections.answered(&self.pools, self.inner.execute_unprepared(sql)).await
+        self.pools.answered(&self.generation, self.inner.execute_unprepared(sql)).await
     }
 
     async fn query_one_raw(&self, statement: Statement) -> Result<Option<QueryResult>, DbErr> {
-        self.connections.answered(&self.pools, self.inner.query_one_raw(statement)).await
+        self.pools.answered(&self.generation, self.inner.query_one_raw(statement)).await
     }
 
     async fn query_all_raw(&self, statement: Statement) -> Result<Vec<QueryResult>, DbErr> {
-        self.connections.answered(&self.pools, self.inner.query_all_raw(statement)).await
+        self.pools.answered(&self.generation, self.inner.query_all_raw(statement)).await
+    }
+}
+
+impl Pool {
+    pub(super) async fn begin(
+        &self,
+        options: TransactionOptions,
+    ) -> Result<OpenTransaction, DbErr> {
+        self.pools.begin(self.side, options).await
+    }
+
+    /// Closes every connection, once those in use have come back.
+    pub(super) async fn close(&self) -> Result<(), DbErr> {
+        self.pools.current.load_full().side(self.side).close_by_ref().await
     }
 }
 
@@ -312,23 +294,31 @@ impl ConnectionTrait for Pool {
     }
 
     async fn execute_raw(&self, statement: Statement) -> Result<ExecResult, DbErr> {
-        let pools = self.connections.current.load_full();
-        self.connections.pool_answered(&pools, pools.side(self.side).execute_raw(statement)).await
+        let generation = self.pools.current.load_full();
+        self.pools
+            .pool_answered(&generation, generation.side(self.side).execute_raw(statement))
+            .await
     }
 
     async fn execute_unprepared(&self, sql: &str) -> Result<ExecResult, DbErr> {
-        let pools = self.connections.current.load_full();
-        self.connections.pool_answered(&pools, pools.side(self.side).execute_unprepared(sql)).await
+        let generation = self.pools.current.load_full();
+        self.pools
+            .pool_answered(&generation, generation.side(self.side).execute_unprepared(sql))
+            .await
     }
 
     async fn query_one_raw(&self, statement: Statement) -> Result<Option<QueryResult>, DbErr> {
-        let pools = self.connections.current.load_full();
-        self.connections.pool_answered(&pools, pools.side(self.side).query_one_raw(statement)).await
+        let generation = self.pools.current.load_full();
+        self.pools
+            .pool_answered(&generation, generation.side(self.side).query_one_raw(statement))
+            .await
     }
 
     async fn query_all_raw(&self, statement: Statement) -> Result<Vec<QueryResult>, DbErr> {
-        let pools = self.connections.current.load_full();
-        self.connections.pool_answered(&pools, pools.side(self.side).query_all_raw(statement)).await
+        let generation = self.pools.current.load_full();
+        self.pools
+            .pool_answered(&generation, generation.side(self.side).query_all_raw(statement))
+            .await
     }
 }
 

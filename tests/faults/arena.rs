@@ -35,6 +35,9 @@ const WARM_LIMIT: Duration = Duration::from_secs(30);
 /// Reservations before a fault.
 const WARM_WINS: usize = 40;
 
+/// The activity of another sale.
+const OTHER: &str = "other";
+
 /// What a scenario needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
@@ -284,10 +287,8 @@ impl Arena {
 
     /// Units that are neither for sale nor in a live row; `None` where nobody can tell.
     pub(crate) async fn in_limbo(&self) -> Option<i64> {
-        if self.redis.is_none() {
-            // The embedded engine forgets with its process.
-            return None;
-        }
+        // The embedded engine forgets with its process.
+        self.redis.as_ref()?;
         let world = self.world().await.ok()?;
         let books = world.read_books(&self.key).await;
         world.close().await;
@@ -323,6 +324,34 @@ impl Arena {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// A sale beside this one that has ended; no server may run yet.
+    pub(crate) async fn end_another_sale(&self) {
+        let world = self.world().await.unwrap();
+        let sale = Sale { activity: OTHER, ..Sale::default() };
+        let key = world.open_sale(&sale).await;
+        let ended = world.parts.activities.end(&key.activity_id, "test", "").await;
+        ended.unwrap();
+        world.close().await;
+    }
+
+    pub(crate) async fn settle_the_other(&self) -> Result<(), tonic::Status> {
+        let request = pb::SettleActivityRequest {
+            activity_id: OTHER.to_owned(),
+            reason: "it is over".to_owned(),
+        };
+        self.servers[0].admin.clone().settle_activity(request).await.map(|_| ())
+    }
+
+    /// Waits until the engine keeps nothing of the sale that was settled.
+    pub(crate) async fn the_other_is_forgotten(&self) {
+        let Some(redis) = &self.redis else { return };
+        within(SERVE_LIMIT, "what was settled is purged", async || {
+            let keys: Vec<String> = redis.command(&["KEYS", &format!("sk:{{{OTHER}:*")]).await;
+            keys.is_empty().then_some(())
+        })
+        .await;
     }
 
     /// Waits until every hold that nobody confirmed has run out.

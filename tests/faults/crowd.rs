@@ -208,7 +208,7 @@ impl Crowd {
             activity_id: self.key.activity_id.to_string(),
             sku_id: self.key.sku_id.to_string(),
             user_id: buyer.to_owned(),
-            quantity: Some(quantity.try_into().unwrap()),
+            quantity: Some(quantity),
             request_id: "first".to_owned(),
         });
         request.set_timeout(PATIENCE);

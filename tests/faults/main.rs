@@ -102,11 +102,14 @@ fn main() -> ExitCode {
         chaos_s: args.chaos_s.unwrap_or(if args.full { 90 } else { 20 }),
         seed: args.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000)),
     };
-    if args.list || (!args.full && !args.short) {
-        println!("faults: `make faults` runs all of these, `make faults-short` each once");
+    if !args.full && !args.short && !args.list {
+        println!("nothing is broken unless you ask: --short, --full, or --list");
+        return ExitCode::SUCCESS;
+    }
+    if args.list {
         for scenario in scenarios::all(scale) {
             let on: Vec<&str> = scenario.sqls.iter().map(|sql| sql.name()).collect();
-            println!("  {}  ({})", scenario.name, on.join(", "));
+            println!("{}  ({})", scenario.name, on.join(", "));
         }
         return ExitCode::SUCCESS;
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -11,7 +11,7 @@ use std::{
 use sea_orm::{ConnectOptions, ConnectionTrait, DatabaseConnection, DbErr};
 use tempfile::TempDir;
 
-use crate::support::within;
+use crate::support::{redis_server::RedisServer, within};
 
 /// How long a server may take to start, on a machine that is busy with others.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -70,7 +70,7 @@ impl SqlServer {
             },
             Sql::Sqlite => panic!("SQLite is no server"),
         };
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = RedisServer::free_port();
         let folder = tempfile::tempdir().unwrap();
         let user = owner(sql, folder.path());
         let mut server = Self { sql, port, folder, user, programs, child: None };

@@ -15,9 +15,13 @@ use seckill::{
     domain::TimeMs,
     entity::{activities, adjustments, audit, offers, orders, outbox},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
-use crate::support::databases::{Fresh, on_every_database};
+use crate::support::{
+    databases::{Fresh, on_every_database},
+    eventually,
+    wire::Wire,
+};
 
 const STEPS: usize = 7;
 
@@ -632,6 +636,45 @@ on_every_database! {
             db.begin().await.unwrap().rollback().await.unwrap();
         }
         killer.close().await.unwrap();
+    }
+
+    async fn a_database_that_fell_silent_is_not_waited_for(db: &Fresh) {
+        if db.backend() == Backend::Sqlite {
+            return;
+        }
+        put_on_sale(db).await;
+        let mut url = url::Url::parse(&db.settings().url).unwrap();
+        let store = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap());
+        let wire = Wire::to(store.parse().unwrap()).await;
+        url.set_port(Some(wire.addr.port())).unwrap();
+        let settings = DatabaseSettings {
+            url: url.to_string(),
+            acquire_timeout_ms: 300,
+            statement_timeout_ms: 500,
+            ..db.settings()
+        };
+        let far = Database::open(&settings).await.unwrap();
+        let held = far.begin().await.unwrap();
+        held.execute_unprepared("UPDATE offers SET reserved = 2").await.unwrap();
+        let idle = far.begin().await.unwrap();
+        wire.open_hole();
+        let silent = Instant::now();
+        let (committed, begun, told) = tokio::join!(held.commit(), far.begin(), far.now());
+        assert_eq!(classify(&committed.unwrap_err()), SqlFault::Unknown);
+        assert_eq!(fault(begun), SqlFault::Away);
+        assert!(told.is_err());
+        assert_eq!(classify(&idle.commit().await.unwrap_err()), SqlFault::Unknown);
+        assert!(silent.elapsed() < Duration::from_secs(6), "{:?}", silent.elapsed());
+
+        wire.mend();
+        far.now().await.unwrap();
+        // What was lost on the way was never done, and the server itself gives its locks back.
+        eventually("the row is free", async || {
+            write_sql(&far, "UPDATE offers SET reserved = reserved + 5").await.ok()
+        })
+        .await;
+        assert_eq!(the_offer(&far).await.reserved, 5);
+        far.close().await.unwrap();
     }
 
     async fn a_database_that_went_away_and_came_back_costs_no_error(db: &Fresh) {

@@ -34,6 +34,8 @@ enum Way {
     Forgotten,
     /// The engine forgot everything.
     Flush,
+    /// Another sale is over, and is settled while this one goes on.
+    Settle,
 }
 
 fn way_to(failpoint: &str) -> Way {
@@ -57,6 +59,7 @@ fn way_to(failpoint: &str) -> Way {
         | "after_rebuild_load"
         | "before_rebuild_end"
         | "after_rebuild_end" => Way::Flush,
+        "before_settlement_commit" | "after_settlement_commit" => Way::Settle,
         other => panic!("no scenario reaches the failpoint {other}"),
     }
 }
@@ -67,7 +70,7 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         let mut setup = usual();
         let mut sqls = &Sql::ALL[..];
         match way {
-            Way::Start | Way::Sale(_) => {}
+            Way::Start | Way::Sale(_) | Way::Flush | Way::Settle => {}
             Way::WarmUp => setup.is_warm = false,
             Way::Hold => {
                 setup.hold = Some(Duration::from_secs(2));
@@ -75,15 +78,12 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
             }
             // The embedded engine forgets only with its process, and is rebuilt by the next start.
             Way::Contradiction | Way::Tombstone | Way::Forgotten => sqls = &Sql::SERVERS,
-            Way::Flush => {}
         }
         scenario(format!("crash {failpoint}"), sqls, setup, move |arena| {
             die_at(arena, failpoint, way).boxed_local()
         })
     };
-    // What is settled sells no more: `tests/suite/settle.rs` kills a server there.
-    let sells_on = |failpoint: &&&str| !failpoint.ends_with("settlement_commit");
-    failpoints::ALL.iter().filter(sells_on).map(at_failpoint).collect()
+    failpoints::ALL.iter().map(at_failpoint).collect()
 }
 
 async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
@@ -126,6 +126,7 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             sell_and_die(arena, "before_outbox_commit", 30).await;
             arena.serve_dying(0, failpoint, 1);
         }
+        Way::Settle => {}
         Way::Flush if arena.redis.is_none() => {
             sell_and_die(arena, "after_outbox_commit", 30).await;
             arena.serve_dying(0, failpoint, 1);
@@ -137,6 +138,13 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             arena.redis().command::<String>(&["FLUSHALL"]).await;
         }
     }
+    if way == Way::Settle {
+        arena.end_another_sale().await;
+        arena.serve_dying(0, failpoint, 1);
+        arena.serves(0).await;
+        arena.warm_load().await;
+        assert!(arena.settle_the_other().await.is_err());
+    }
     arena.crashed(0).await;
     let died = Instant::now();
     let in_limbo = arena.in_limbo().await;
@@ -144,6 +152,13 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
     if way == Way::WarmUp {
         let activity_id = arena.key.activity_id.to_string();
         arena.crowd.door_of(0).warmup(pb::WarmupRequest { activity_id }).await.unwrap();
+    }
+    if way == Way::Settle {
+        if failpoint == "before_settlement_commit" {
+            arena.serves(0).await;
+            arena.settle_the_other().await.unwrap();
+        }
+        arena.the_other_is_forgotten().await;
     }
     if !arena.is_loaded() {
         arena.load();

@@ -47,9 +47,11 @@ impl RedisServer {
         server
     }
 
-    /// A port on which nobody listens now.
+    /// A port on which nobody listens now. It is below those that outgoing connections take, so it
+    /// is still free when a server that was killed is started again.
     pub(crate) fn free_port() -> u16 {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+        let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+        std::iter::repeat_with(|| fastrand::u16(20_000..32_000)).find(is_free).unwrap()
     }
 
     /// Starts the process, on the same port and directory as before.
