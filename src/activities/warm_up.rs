@@ -79,8 +79,8 @@ impl Activities {
             let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
             match warmed.map_err(|error| self.engine_failed(error))? {
                 WarmedUp::Written | WarmedUp::Already => {}
-                WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
-                    // Ours, from before the engine restarted: the same way back as for any offer.
+                WarmedUp::Mismatch { what, found, .. } if is_left_over(&what, &found, epoch) => {
+                    // The same way back as for any offer.
                     self.recovery.rebuild_now(offer).await?;
                 }
                 WarmedUp::Mismatch { what, found, asked } => {
@@ -154,6 +154,16 @@ impl Activities {
             EngineError::Full(_) | EngineError::Script(_) => {}
         }
         error.into()
+    }
+}
+
+/// Whether the keys are those of an earlier warm-up: from before the engine restarted, or from
+/// before a rebuild that it lost.
+fn is_left_over(what: &str, found: &str, epoch: u64) -> bool {
+    match what {
+        "server" | "frozen" => true,
+        "epoch" => found.parse().is_ok_and(|found: u64| found < epoch),
+        _ => false,
     }
 }
 
