@@ -3,8 +3,8 @@
 //!
 //! Everything between the API and the stores is the real code. What is simulated stands below it:
 //! `engine` and `sql` lose calls, lose replies, are late, are away, and the engine forgets.
-//! `run` is one run: a sale with disasters, then peace, in which everything must come to rest.
-//! `history` is what the buyers heard, and what they must never hear.
+//! `run` is one run, as `plan` makes it of a seed: `buyers` and disasters, then `peace`, in which
+//! everything must come to rest. `history` is what the buyers heard, and what they must never hear.
 //!
 //! Nothing of this is in the library; it is compiled for its own tests only.
 
@@ -24,8 +24,10 @@ use uuid::Uuid;
 
 use crate::domain::TimeMs;
 
+mod buyers;
 mod engine;
 mod history;
+mod peace;
 mod plan;
 mod run;
 pub(crate) mod sql;
