@@ -4,11 +4,11 @@ guard.lua: what every script checks before it does anything; put in front of eac
 guard(server, epoch) reads `meta` and `stock` of the segment. It returns a refusal, which the
 script replies as it is, or nil and the segment. The refusals, the first that applies:
   {'not_warmed', '0', '0'}                   neither `stock` nor `meta` is there
-  {'frozen', epoch, revision, 'missing'}     one of the two is there without the other
+  {'frozen', epoch, revision, 'missing'}     one of the two is there without the other or `held`
   {'frozen', epoch, revision, 'server'}      written under another server identity
   {'frozen', epoch, revision, <reason>}      the flag is set; `rebuilding` while a rebuild runs
   {'frozen', epoch, revision, 'epoch'}       another epoch than the caller's (epoch false: any)
-  {'frozen', epoch, revision, 'corrupt'}     the stock is not a whole number >= 0
+  {'frozen', epoch, revision, 'corrupt'}     stock or `held` is not a whole number >= 0
 
 Invariant: it writes nothing.
 ]]
@@ -17,7 +17,7 @@ local UNACKED, META, TRANSFERS = KEYS[5], KEYS[6], KEYS[7]
 
 local function guard(server, epoch)
   local meta = redis.call(
-    'HMGET', META, 'epoch', 'server', 'revision', 'frozen', 'total', 'expire_time')
+    'HMGET', META, 'epoch', 'server', 'revision', 'frozen', 'total', 'expire_time', 'held')
   local stock = redis.call('GET', STOCK)
   if not stock and not meta[1] then
     return {'not_warmed', '0', '0'}
@@ -30,11 +30,11 @@ local function guard(server, epoch)
     reason = 'server'
   elseif meta[4] then
     reason = meta[4]
-  elseif not stock then
+  elseif not stock or not meta[7] then
     reason = 'missing'
   elseif epoch and meta[1] ~= epoch then
     reason = 'epoch'
-  elseif not units or units < 0 or units % 1 ~= 0 then
+  elseif not units or units < 0 or units % 1 ~= 0 or not string.match(meta[7], '^%d+$') then
     reason = 'corrupt'
   end
   if reason then
@@ -42,6 +42,7 @@ local function guard(server, epoch)
   end
   return nil, {
     epoch = meta[1], revision = meta[3], stock = units, total = meta[5], expire_time = meta[6],
+    held = meta[7],
   }
 end
 
@@ -51,6 +52,11 @@ local function member_of(buyer, slot, max_orders)
     return buyer
   end
   return buyer .. '#' .. slot
+end
+
+-- The units of a record; or nil.
+local function units_of(record)
+  return tonumber(string.match(record, '^%S+ (%d+) '))
 end
 
 -- Whether a record, 'reservation_id quantity order_no time expire_time', is of this reservation.

@@ -5,8 +5,8 @@ KEYS    the segment
 ARGV[1] server
 
 Replies a refusal of guard.lua, or
-  {'ok', epoch, revision, stock, total, reservations, unacked}
-                       total is that of the whole offer
+  {'ok', epoch, revision, stock, total, held, reservations, unacked}
+                       total is that of the whole offer, held the units of the reservations
 
 Invariant: it writes nothing.
 ]]
@@ -15,6 +15,6 @@ if refusal then
   return refusal
 end
 return {
-  'ok', segment.epoch, segment.revision, segment.stock, tonumber(segment.total),
+  'ok', segment.epoch, segment.revision, segment.stock, tonumber(segment.total), segment.held,
   redis.call('HLEN', RESERVATIONS), redis.call('ZCARD', UNACKED),
 }

@@ -20,6 +20,6 @@ if current and tonumber(current) >= tonumber(epoch) then
 end
 redis.call('UNLINK', STOCK, BUYERS, RESERVATIONS, RELEASED, UNACKED, META, TRANSFERS)
 redis.call('HSET', META, 'epoch', epoch, 'server', server, 'revision', '0', 'total', total,
-  'expire_time', expire_time, 'frozen', 'rebuilding', 'chunk', '0')
+  'held', '0', 'expire_time', expire_time, 'frozen', 'rebuilding', 'chunk', '0')
 redis.call('PEXPIREAT', META, expire_time)
 return {'begun', epoch}

@@ -22,12 +22,13 @@ end
 if chunk <= tonumber(meta[4]) then
   return {'already', meta[4]}
 end
-local members, records, marks = {}, {}, {}
+local members, records, marks, held = {}, {}, {}, 0
 local first_mark = 5 + 2 * tonumber(ARGV[4])
 for i = 5, first_mark - 1, 2 do
   members[#members + 1] = ARGV[i]
   records[#records + 1] = ARGV[i]
   records[#records + 1] = ARGV[i + 1]
+  held = held + units_of(ARGV[i + 1])
 end
 for i = first_mark, #ARGV do
   marks[#marks + 1] = ARGV[i]
@@ -37,6 +38,7 @@ redis.call('HSET', META, 'chunk', ARGV[3])
 if #members > 0 then
   redis.call('SADD', BUYERS, unpack(members))
   redis.call('HSET', RESERVATIONS, unpack(records))
+  redis.call('HINCRBY', META, 'held', held)
 end
 if #marks > 0 then
   redis.call('SADD', RELEASED, unpack(marks))

@@ -35,7 +35,7 @@ if not slot then
   return {'not_reserved', segment.epoch, revision, segment.stock}
 end
 
-local quantity = tonumber(string.match(record, '^%S+ (%d+) '))
+local quantity = units_of(record)
 if not quantity then
   return {'retry', segment.epoch, segment.revision, 'corrupt'}
 end
@@ -46,5 +46,6 @@ redis.call('ZREM', UNACKED, member)
 redis.call('SADD', RELEASED, id)
 redis.call('PEXPIREAT', RELEASED, segment.expire_time)
 local stock = redis.call('INCRBY', STOCK, quantity)
+redis.call('HINCRBY', META, 'held', -quantity)
 local revision = redis.call('HINCRBY', META, 'revision', 1)
 return {'released', segment.epoch, revision, stock}

@@ -112,6 +112,7 @@ if #new_members > 0 then
   redis.call('HSET', RESERVATIONS, unpack(new_records))
   redis.call('ZADD', UNACKED, unpack(new_unacked))
   redis.call('DECRBY', STOCK, segment.stock - stock)
+  redis.call('HINCRBY', META, 'held', segment.stock - stock)
   revision = redis.call('HINCRBY', META, 'revision', 1)
   for _, key in ipairs({BUYERS, RESERVATIONS, UNACKED}) do
     redis.call('PEXPIREAT', key, segment.expire_time)

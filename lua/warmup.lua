@@ -38,6 +38,6 @@ if redis.call('EXISTS', BUYERS, RESERVATIONS, RELEASED, UNACKED, TRANSFERS) > 0 
 end
 redis.call('SET', STOCK, units, 'PXAT', expire_time)
 redis.call('HSET', META, 'epoch', epoch, 'server', server, 'revision', '1', 'total', total,
-  'expire_time', expire_time)
+  'held', '0', 'expire_time', expire_time)
 redis.call('PEXPIREAT', META, expire_time)
 return {'written', epoch}

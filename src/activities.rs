@@ -8,30 +8,31 @@
 use std::{sync::Arc, time::Duration};
 
 use sea_orm::{
-    ActiveValue::{NotSet, Set},
-    ColumnTrait, Condition, ConnectionTrait, DbErr, EntityTrait, QueryFilter, QueryOrder,
-    QuerySelect,
+    ActiveValue::Set,
+    ColumnTrait, Condition, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 
+mod rebuild_stock;
+mod settle;
 mod status;
 mod warm_up;
 
 use crate::{
     admission::catalog::Catalog,
+    audit,
     circuit::Circuit,
-    database::{self, Database, SqlFault, classify, insert_ignore, is_outage, lock_rows},
+    database::{self, Database, SqlFault, classify, finish, insert_ignore, is_outage, lock_rows},
     domain::{
-        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, OfferView, TimeMs,
+        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, InvalidToken,
+        OfferView, TimeMs, open_token, seal_token,
     },
-    engine::Engine,
-    entity::{activities, audit, offers},
+    engine::{Engine, locks::Locks},
+    entity::{activities, offers},
     error::Error,
+    reconcile::Reconciler,
     recovery::Recovery,
 };
-
-/// The most characters of an actor in the audit table.
-const ACTOR_MAX_CHARS: usize = 128;
 
 /// Creates activities and moves them through their life.
 #[derive(Debug)]
@@ -40,16 +41,10 @@ pub struct Activities {
     pub database: Database,
     pub engine: Arc<dyn Engine>,
     pub recovery: Arc<Recovery>,
+    pub reconciler: Arc<Reconciler>,
+    pub locks: Locks,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
-}
-
-/// One row of the audit table.
-struct Audit<'a> {
-    actor: &'a str,
-    action: &'a str,
-    activity_id: &'a str,
-    detail: serde_json::Value,
 }
 
 /// What moved by the clock in one pass.
@@ -94,12 +89,8 @@ impl Activities {
             insert_ignore(&transaction, spec.offers.iter().map(|o| new_offer(id, o)).collect())
                 .await?;
             let detail = serde_json::json!({ "title": spec.title, "offers": spec.offers.len() });
-            write_audit(
-                &transaction,
-                now,
-                Audit { actor, action: "create", activity_id: id, detail },
-            )
-            .await
+            let entry = audit::Entry::of_activity(&spec.activity_id, actor, "create", detail);
+            audit::write(&transaction, now, entry).await
         }
         .await;
         match written {
@@ -151,8 +142,7 @@ impl Activities {
                 select.filter(activities::Column::State.eq(activities::ActivityState::from(state)));
         }
         if !query.page_token.is_empty() {
-            let (start_time, id) = read_token(&query)
-                .ok_or_else(|| Error::invalid("page_token", "is not a token of this list"))?;
+            let (start_time, id) = read_token(&query).ok_or(InvalidToken)?;
             select = select.filter(
                 Condition::any().add(activities::Column::StartTime.lt(start_time)).add(
                     activities::Column::StartTime.eq(start_time).and(activities::Column::Id.gt(id)),
@@ -300,19 +290,12 @@ impl Activities {
                 return Ok(false);
             }
             let detail = serde_json::json!({ "to": to.as_str(), "reason": reason });
-            let audit = Audit { actor, action: "change_state", activity_id: id.as_str(), detail };
-            write_audit(&transaction, now, audit).await?;
+            let entry = audit::Entry::of_activity(id, actor, "change_state", detail);
+            audit::write(&transaction, now, entry).await?;
             Ok(true)
         }
         .await;
-        match written {
-            Ok(true) => transaction.commit().await.map(|()| true),
-            Ok(false) => transaction.rollback().await.map(|()| false),
-            Err(error) => {
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        finish(transaction, written).await
     }
 
     /// Repeats a transaction for as long as SQL itself says that nothing of it was kept.
@@ -430,41 +413,14 @@ fn view(row: activities::Model, offers: Vec<offers::Model>) -> ActivityView {
     }
 }
 
-async fn write_audit(
-    transaction: &impl ConnectionTrait,
-    now: TimeMs,
-    entry: Audit<'_>,
-) -> Result<(), DbErr> {
-    let row = audit::ActiveModel {
-        id: NotSet,
-        at: Set(now.0),
-        actor: Set(entry.actor.chars().take(ACTOR_MAX_CHARS).collect()),
-        action: Set(entry.action.to_owned()),
-        activity_id: Set(Some(entry.activity_id.to_owned())),
-        sku_id: Set(None),
-        detail: Set(entry.detail.to_string()),
-    };
-    audit::Entity::insert(row).exec_without_returning(transaction).await.map(|_| ())
-}
-
 /// The last row of a page, and the filter that the token is good for.
 fn write_token(state: Option<ActivityState>, last: &activities::Model) -> String {
     let filter = state.map_or("all", ActivityState::as_str);
-    let text = format!("{filter}:{}:{}", last.start_time, last.id);
-    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+    seal_token(&format!("{filter}:{}:{}", last.start_time, last.id))
 }
 
 fn read_token(query: &ActivityListQuery) -> Option<(i64, String)> {
-    let token = query.page_token.as_bytes();
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let bytes = token
-        .chunks(2)
-        .map(|pair| match pair {
-            [high, low] => u8::try_from(digit(*high)? * 16 + digit(*low)?).ok(),
-            _ => None,
-        })
-        .collect::<Option<Vec<u8>>>()?;
-    let text = String::from_utf8(bytes).ok()?;
+    let text = open_token(&query.page_token)?;
     let (filter, rest) = text.split_once(':')?;
     if filter != query.state.map_or("all", ActivityState::as_str) {
         return None;

@@ -38,7 +38,8 @@ use tonic_reflection::server::{Builder, v1, v1alpha};
 use tracing::Instrument as _;
 
 use crate::{
-    activities::Activities, error::Error, reservations::Reservations, stock_feed::StockFeed,
+    activities::Activities, error::Error, outbox::dead_letters::DeadLetters, reconcile::Reconciler,
+    reservations::Reservations, stock_feed::StockFeed,
 };
 
 /// The contract and all that it imports, as a serialised `google.protobuf.FileDescriptorSet`.
@@ -49,6 +50,8 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "
 pub struct Services {
     pub reservations: Arc<Reservations>,
     pub activities: Arc<Activities>,
+    pub reconciler: Arc<Reconciler>,
+    pub dead_letters: Arc<DeadLetters>,
     pub feed: Arc<StockFeed>,
     /// Where the work of calls runs; wait for it before the stores are closed.
     pub tasks: TaskTracker,

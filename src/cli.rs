@@ -4,8 +4,10 @@
 //! came of it, by [`Exit`].
 
 mod activity;
+mod audit;
 mod client;
 mod completions;
+mod dead_letters;
 pub mod demo;
 pub mod doctor;
 pub mod failure;
@@ -13,6 +15,7 @@ mod health;
 mod json;
 mod migrate;
 mod output;
+mod reconcile;
 mod reservation;
 pub mod serve;
 mod smoke;
@@ -94,9 +97,22 @@ pub struct Global {
         default_value = DEFAULT_SERVER
     )]
     pub server: String,
-    /// How long a call may take, as in 500ms, 5s or 1m.
-    #[arg(long, global = true, value_name = "SPAN", default_value = "5s", value_parser = span::parse)]
-    pub timeout: Duration,
+    /// How long a call may take, as in 500ms, 5s or 1m [without it: 5s; 10m for what goes through
+    /// all reservations of an activity].
+    #[arg(long, global = true, value_name = "SPAN", value_parser = span::parse)]
+    pub timeout: Option<Duration>,
+}
+
+impl Global {
+    /// How long a call may take that looks at a few rows.
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(5))
+    }
+
+    /// How long a call may take that goes through all reservations of an activity.
+    fn long_timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(600))
+    }
 }
 
 /// How answers are shown.
@@ -123,6 +139,12 @@ pub enum Command {
     Reservation(reservation::Get),
     Watch(watch::Watch),
     Status(status::Status),
+    Reconcile(reconcile::Reconcile),
+    Rebuild(reconcile::Rebuild),
+    /// Lists, retries and discards reservations that could not become orders.
+    #[command(subcommand)]
+    DeadLetters(dead_letters::DeadLetters),
+    Audit(audit::Audit),
     Health(health::Health),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -245,6 +267,10 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Reservation(get) => get.run(context).await,
         Command::Watch(watch) => watch.run(context).await,
         Command::Status(status) => status.run(context).await,
+        Command::Reconcile(reconcile) => reconcile.run(context).await,
+        Command::Rebuild(rebuild) => rebuild.run(context).await,
+        Command::DeadLetters(dead_letters) => dead_letters.run(context).await,
+        Command::Audit(audit) => audit.run(context).await,
         Command::Health(health) => health.run(context).await,
         Command::Doctor(doctor) => doctor.run(context).await,
         Command::Completions(completions) => completions.run(context),

@@ -11,6 +11,7 @@
 
 mod connection;
 mod fault;
+mod finish;
 mod lease;
 mod location;
 mod migrate;
@@ -35,6 +36,7 @@ use crate::domain::{Clock, TimeMs};
 
 pub use connection::{Connection, Link, Transaction};
 pub use fault::{SqlFault, classify, is_outage, repeat};
+pub use finish::finish;
 pub use lease::{Acquired, Lease};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 

@@ -14,6 +14,15 @@ use std::{
 
 use uuid::Uuid;
 
+mod operations;
+mod page;
+
+pub use operations::{
+    AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures, ReconcileReport,
+    SegmentFigures,
+};
+pub use page::{InvalidToken, PageQuery, open_token, seal_token};
+
 /// The most units that one offer may have: the largest whole number that a Lua number holds.
 pub const MAX_TOTAL: u64 = (1 << 53) - 1;
 /// The most units in one reservation.

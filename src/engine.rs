@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 pub mod batcher;
 pub mod embedded;
 pub mod keys;
+pub mod locks;
 pub mod redis;
 pub mod scripts;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{
     database::{SqlFault, classify},
-    domain::{ActivityState, OfferKey},
+    domain::{ActivityState, InvalidToken, OfferKey},
     engine::EngineError,
 };
 
@@ -39,12 +39,16 @@ pub enum Error {
     // Somebody must change the world first.
     #[error("activity {activity_id} is {}: {needed}", .current.as_str())]
     WrongActivityState { activity_id: String, current: ActivityState, needed: &'static str },
+    #[error("activity {activity_id} can't be settled yet: {detail}")]
+    NotDrained { activity_id: String, detail: String },
     #[error("offer {offer} does not match what the engine holds: {detail}")]
     WarmupMismatch { offer: OfferKey, detail: String },
 
     // The caller should come back later.
     #[error("too many requests are in flight")]
     Overloaded,
+    #[error("{0} is under way already")]
+    InProgress(&'static str),
     #[error("the stock engine is away")]
     EngineUnavailable,
     #[error("the database is away")]
@@ -83,6 +87,7 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::Overloaded => Some(Duration::from_millis(100)),
+            Error::InProgress(_) => Some(Duration::from_millis(500)),
             Error::OfferFrozen(_) => Some(Duration::from_millis(200)),
             Error::EngineUnavailable | Error::DatabaseUnavailable => {
                 Some(Duration::from_millis(500))
@@ -95,11 +100,18 @@ impl Error {
             | Error::UnknownReservation
             | Error::ActivityExists(_)
             | Error::WrongActivityState { .. }
+            | Error::NotDrained { .. }
             | Error::WarmupMismatch { .. }
             | Error::DeadlineExceeded
             | Error::Unimplemented(_)
             | Error::Internal(_) => None,
         }
+    }
+}
+
+impl From<InvalidToken> for Error {
+    fn from(error: InvalidToken) -> Self {
+        Error::invalid("page_token", error.to_string())
     }
 }
 

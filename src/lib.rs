@@ -101,6 +101,10 @@ pub mod stock_feed;
 
 pub mod books;
 
+pub mod reconcile;
+
+pub mod audit;
+
 // What it stands on.
 pub mod circuit;
 pub mod database;

@@ -27,6 +27,8 @@ pub struct Offer {
     pub hold: Option<Duration>,
     /// When the engine may forget the offer: end of the activity plus retention.
     pub keys_expire: TimeMs,
+    /// Whether its activity is settled: the engine has nothing of it any more.
+    pub settled: bool,
     /// Whether it was ever warmed up; later a missing key means that the engine forgot.
     pub warm: AtomicBool,
     /// Whether a buyer asked for it before it was warmed up, and somebody was told.
@@ -35,9 +37,15 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Whether the engine may have dropped its keys, for good: the retention is over.
+    /// Whether the engine has dropped its keys, or may have, for good: it is settled, or the
+    /// retention is over.
     pub fn is_forgotten(&self) -> bool {
-        self.keys_expire <= TimeMs::now()
+        self.settled || self.keys_expire <= TimeMs::now()
+    }
+
+    /// Whether the engine has it, or must have: otherwise SQL alone is asked.
+    pub fn is_in_engine(&self) -> bool {
+        self.is_warm() && !self.is_forgotten()
     }
 
     /// Whether it was ever warmed up.

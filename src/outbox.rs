@@ -17,6 +17,7 @@ use crate::{
     error::Error,
 };
 
+pub mod dead_letters;
 pub mod poller;
 pub mod sweeper;
 pub mod writer;
@@ -74,6 +75,13 @@ impl Row {
     #[must_use]
     pub fn units(&self) -> u32 {
         u32::try_from(self.quantity).unwrap_or(0)
+    }
+
+    /// Whether the row was ever counted in `offers.reserved`: one that a release left for a late
+    /// insert to meet, and one that was refused, never was.
+    #[must_use]
+    pub fn was_counted(&self) -> bool {
+        self.state != OutboxState::Refused && !self.batch.is_empty()
     }
 
     /// The epoch that the row carries.

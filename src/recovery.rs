@@ -18,16 +18,22 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 mod rebuild;
 
 use crate::{
+    audit,
     circuit::Circuit,
     database::{Database, is_outage},
     domain::OfferKey,
-    engine::{EngineError, scripts::Refusal},
+    engine::{
+        EngineError,
+        locks::{Lock, Locks},
+        scripts::Refusal,
+    },
     error::Error,
     offer::Offer,
 };
+use rebuild::Rebuilt;
 
-/// How long another server's rebuild is waited for before it counts as dead.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a caller waits for an offer to sell again.
+const PATIENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -35,6 +41,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Recovery {
     pub(crate) database: Database,
+    locks: Locks,
     engine_circuit: Arc<Circuit>,
     database_circuit: Arc<Circuit>,
     running: Mutex<HashSet<OfferKey>>,
@@ -55,13 +62,31 @@ impl Drop for Running<'_> {
     }
 }
 
-/// How one attempt to rebuild ended.
+/// How one attempt to make an offer sell ended.
 #[derive(Debug)]
-pub(crate) enum Attempt {
-    /// The offer sells under this epoch.
-    Healthy { epoch: u64 },
+enum Attempt {
+    /// The offer sells, or never will again.
+    Healthy,
     /// Another rebuild is under way, or overtook this one.
     Overtaken,
+}
+
+/// Whether a rebuild is told to the audit.
+#[derive(Debug, Clone, Copy)]
+enum Audit {
+    Yes,
+    No,
+}
+
+/// What a look at engine and SQL found.
+enum Found {
+    Healthy,
+    /// To be rebuilt, from SQL at epoch `sql`, above both that and `engine`.
+    Sick {
+        sql: u64,
+        engine: u64,
+        reason: String,
+    },
 }
 
 impl Recovery {
@@ -69,6 +94,7 @@ impl Recovery {
     #[must_use]
     pub fn new(
         database: Database,
+        locks: Locks,
         engine_circuit: Arc<Circuit>,
         database_circuit: Arc<Circuit>,
         tasks: TaskTracker,
@@ -76,6 +102,7 @@ impl Recovery {
     ) -> Self {
         Self {
             database,
+            locks,
             engine_circuit,
             database_circuit,
             running: Mutex::default(),
@@ -111,19 +138,53 @@ impl Recovery {
     /// # Errors
     /// A store is away, or others rebuild the offer for too long.
     pub async fn rebuild_now(&self, offer: &Arc<Offer>) -> Result<(), Error> {
+        self.make_sell(offer, Audit::Yes).await
+    }
+
+    /// As [`Recovery::rebuild_now`], for an engine that keeps nothing and so forgot all: that is no
+    /// news for the audit.
+    ///
+    /// # Errors
+    /// As [`Recovery::rebuild_now`].
+    pub async fn rebuild_at_start(&self, offer: &Arc<Offer>) -> Result<(), Error> {
+        self.make_sell(offer, Audit::No).await
+    }
+
+    async fn make_sell(&self, offer: &Arc<Offer>, audit: Audit) -> Result<(), Error> {
         let started = tokio::time::Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            let patient = started.elapsed() < PATIENCE;
-            match self.attempt(offer, patient).await {
-                Ok(Attempt::Healthy { .. }) => return Ok(()),
-                Ok(Attempt::Overtaken) if started.elapsed() > 3 * PATIENCE => {
+            match self.attempt(offer, audit).await {
+                Ok(Attempt::Healthy) => return Ok(()),
+                Ok(Attempt::Overtaken) if started.elapsed() > PATIENCE => {
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
-                Err(error) if started.elapsed() > 3 * PATIENCE => return Err(error),
+                Err(error) if started.elapsed() > PATIENCE => return Err(error),
                 Ok(Attempt::Overtaken) | Err(_) => pause = wait(pause).await,
             }
         }
+    }
+
+    /// Freezes the offer, wherever it stands, and rebuilds it; answers once it sells again.
+    ///
+    /// # Errors
+    /// As [`Recovery::rebuild_now`].
+    pub async fn rebuild_anyway(
+        &self,
+        offer: &Arc<Offer>,
+        reason: &'static str,
+    ) -> Result<(), Error> {
+        let scripts = &offer.segment.scripts;
+        match scripts.levels().await {
+            Ok(Ok(levels)) => {
+                let frozen = scripts.freeze(levels.stamp.epoch, reason).await;
+                frozen.map_err(|error| self.engine_failed(error))?;
+            }
+            // What can't be read or sells nothing is rebuilt in any case.
+            Ok(Err(_)) | Err(EngineError::Script(_)) => {}
+            Err(error) => return Err(self.engine_failed(error)),
+        }
+        self.rebuild_now(offer).await
     }
 
     fn start(self: &Arc<Self>, offer: &Arc<Offer>, freeze: Option<(u64, &'static str)>) {
@@ -152,11 +213,10 @@ impl Recovery {
     }
 
     async fn run(&self, offer: &Arc<Offer>) {
-        let started = tokio::time::Instant::now();
         let mut pause = FIRST_PAUSE;
         while !self.shutdown.is_cancelled() {
-            match self.attempt(offer, started.elapsed() < PATIENCE).await {
-                Ok(Attempt::Healthy { .. }) => return,
+            match self.attempt(offer, Audit::Yes).await {
+                Ok(Attempt::Healthy) => return,
                 Ok(Attempt::Overtaken) => {}
                 Err(error) => {
                     tracing::warn!(offer = %offer.key, %error, "the rebuild did not succeed yet");
@@ -170,42 +230,86 @@ impl Recovery {
         }
     }
 
-    /// Looks whether anything is to be done at all, and does it.
-    async fn attempt(&self, offer: &Arc<Offer>, patient: bool) -> Result<Attempt, Error> {
+    /// Looks whether anything is to be done at all, and does it, unless another server is at it.
+    async fn attempt(&self, offer: &Arc<Offer>, audit: Audit) -> Result<Attempt, Error> {
         if offer.is_forgotten() {
-            return Ok(Attempt::Healthy { epoch: offer.segment.epoch() });
+            return Ok(Attempt::Healthy);
         }
+        let (sql, engine, reason) = match self.examine(offer).await? {
+            Found::Healthy => return Ok(Attempt::Healthy),
+            Found::Sick { sql, engine, reason } => (sql, engine, reason),
+        };
+        let lock = match self.locks.acquire(&lock_name(&offer.key), Duration::ZERO).await {
+            Ok(Some(lock)) => Some(lock),
+            Ok(None) => return Ok(Attempt::Overtaken),
+            // An engine that takes nothing new may still be rebuilt, which deletes first.
+            Err(EngineError::Full(_)) => None,
+            Err(error) => return Err(self.engine_failed(error)),
+        };
+        // The holder before this one may have rebuilt it since; then SQL is at another epoch, and
+        // this rebuild is not begun.
+        let started = tokio::time::Instant::now();
+        let Some(rebuilt) = rebuild::rebuild(self, offer, sql, engine).await? else {
+            return Ok(Attempt::Overtaken);
+        };
+        offer.segment.adopt(rebuilt.epoch);
+        self.rebuilds.fetch_add(1, Ordering::Relaxed);
+        let frozen = started.elapsed();
+        let (epoch, reservations, frozen_ms) =
+            (rebuilt.epoch, rebuilt.reservations, frozen.as_millis());
+        tracing::info!(offer = %offer.key, epoch, reason, reservations, frozen_ms, "rebuilt from SQL");
+        match audit {
+            Audit::Yes => self.note(offer, &reason, &rebuilt, lock.as_ref(), frozen).await,
+            Audit::No => {}
+        }
+        Ok(Attempt::Healthy)
+    }
+
+    async fn examine(&self, offer: &Arc<Offer>) -> Result<Found, Error> {
         let known = offer.segment.epoch();
         // SQL first: an engine that is at SQL's epoch, or was when SQL was read, is not behind it.
-        let sql = self.sql_epoch(offer).await?;
-        let engine = match offer.segment.scripts.levels().await {
+        let Some(sql) = rebuild::epoch_to_sell_under(self, offer).await? else {
+            return Ok(Found::Healthy);
+        };
+        let (engine, reason) = match offer.segment.scripts.levels().await {
             Ok(Ok(levels)) if levels.stamp.epoch == sql && sql >= known => {
                 // It may be healthy and yet older than what was seen; then it was frozen before.
                 offer.segment.adopt(sql);
-                return Ok(Attempt::Healthy { epoch: sql });
+                return Ok(Found::Healthy);
             }
-            Ok(Ok(levels)) => levels.stamp.epoch,
-            Ok(Err(Refusal::NotWarmed)) => 0,
-            Ok(Err(Refusal::Frozen { stamp, reason })) => {
-                // Above SQL's epoch: it is not committed yet.
-                if reason == "rebuilding" && stamp.epoch >= sql && patient {
-                    return Ok(Attempt::Overtaken);
-                }
-                stamp.epoch
-            }
+            Ok(Ok(levels)) => (levels.stamp.epoch, "behind".to_owned()),
+            Ok(Err(Refusal::NotWarmed)) => (0, "missing".to_owned()),
+            Ok(Err(Refusal::Frozen { stamp, reason })) => (stamp.epoch, reason),
             // A key of another type is what a rebuild mends.
-            Err(EngineError::Script(_)) => 0,
+            Err(EngineError::Script(_)) => (0, "corrupt".to_owned()),
             Err(error) => return Err(self.engine_failed(error)),
         };
-        let started = tokio::time::Instant::now();
-        let attempt = rebuild::rebuild(self, offer, sql, engine.max(known)).await?;
-        if let Attempt::Healthy { epoch } = attempt {
-            offer.segment.adopt(epoch);
-            self.rebuilds.fetch_add(1, Ordering::Relaxed);
-            let frozen_ms = started.elapsed().as_millis();
-            tracing::info!(offer = %offer.key, epoch, frozen_ms, "rebuilt from SQL");
+        Ok(Found::Sick { sql, engine: engine.max(known), reason })
+    }
+
+    /// Tells the audit of a rebuild.
+    async fn note(
+        &self,
+        offer: &Offer,
+        reason: &str,
+        rebuilt: &Rebuilt,
+        lock: Option<&Lock>,
+        frozen: Duration,
+    ) {
+        let Rebuilt { epoch, stock, reservations, .. } = *rebuilt;
+        let detail = serde_json::json!({
+            "reason": reason,
+            "epoch": epoch,
+            "stock": stock,
+            "reservations": reservations,
+            "frozen_ms": u64::try_from(frozen.as_millis()).unwrap_or(u64::MAX),
+            "token": lock.map(Lock::token),
+        });
+        let entry = audit::Entry::of_offer(&offer.key, audit::SYSTEM, "rebuild", detail);
+        let now = self.database.clock();
+        if let Err(error) = audit::write(self.database.writer(), now, entry).await {
+            tracing::warn!(offer = %offer.key, %error, "a rebuild is not in the audit");
         }
-        Ok(attempt)
     }
 
     pub(crate) fn engine_failed(&self, error: EngineError) -> Error {
@@ -222,6 +326,10 @@ impl Recovery {
         }
         error.into()
     }
+}
+
+fn lock_name(key: &OfferKey) -> String {
+    format!("rebuild:{key}")
 }
 
 /// Sleeps for about `pause` and answers how long to sleep the next time. The jitter keeps two

@@ -397,7 +397,7 @@ impl Reservations {
         permit.map_err(|_| Error::ShuttingDown)
     }
 
-    async fn row(&self, id: &ReservationId) -> Result<Option<Row>, Error> {
+    pub(crate) async fn row(&self, id: &ReservationId) -> Result<Option<Row>, Error> {
         Ok(outbox::Entity::find()
             .filter(outbox::Column::ReservationId.eq(id.as_str()))
             .one(self.database.reader())

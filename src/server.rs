@@ -30,13 +30,16 @@ use crate::{
     engine::{
         Engine,
         embedded::EmbeddedEngine,
+        locks::Locks,
         redis::{self, RedisEngine, RedisSettings},
     },
     error::Error,
     outbox::{
+        dead_letters::DeadLetters,
         poller::{Poller, PollerOptions},
         writer::Writer,
     },
+    reconcile::Reconciler,
     recovery::Recovery,
     reservations::Reservations,
     stock_feed::{FeedOptions, StockFeed},
@@ -89,6 +92,9 @@ pub struct Parts {
     pub recovery: Arc<Recovery>,
     pub reservations: Arc<Reservations>,
     pub activities: Arc<Activities>,
+    pub reconciler: Arc<Reconciler>,
+    pub dead_letters: Arc<DeadLetters>,
+    pub locks: Locks,
     pub feed: Arc<StockFeed>,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
@@ -126,8 +132,10 @@ impl Parts {
         let database_circuit = Arc::new(Circuit::new("database"));
         let due = Arc::new(Notify::new());
         let catalog = Arc::new(Catalog::new(database.clone(), engine.clone(), tasks.clone()));
+        let locks = Locks::new(engine.clone(), tasks.clone());
         let recovery = Arc::new(Recovery::new(
             database.clone(),
+            locks.clone(),
             engine_circuit.clone(),
             database_circuit.clone(),
             tasks.clone(),
@@ -151,11 +159,22 @@ impl Parts {
             lookups_waiting: Default::default(),
             due,
         });
+        let reconciler = Arc::new(Reconciler {
+            catalog: catalog.clone(),
+            database: database.clone(),
+            recovery: recovery.clone(),
+            locks: locks.clone(),
+            engine_circuit: engine_circuit.clone(),
+            database_circuit: database_circuit.clone(),
+        });
+        let dead_letters = Arc::new(DeadLetters { reservations: reservations.clone() });
         let activities = Arc::new(Activities {
             catalog: catalog.clone(),
             database: database.clone(),
             engine: engine.clone(),
             recovery: recovery.clone(),
+            reconciler: reconciler.clone(),
+            locks: locks.clone(),
             engine_circuit: engine_circuit.clone(),
             database_circuit: database_circuit.clone(),
         });
@@ -177,6 +196,9 @@ impl Parts {
             recovery,
             reservations,
             activities,
+            reconciler,
+            dead_letters,
+            locks,
             feed,
             engine_circuit,
             database_circuit,
@@ -222,24 +244,19 @@ impl Parts {
     /// ends any older process on the same database.
     async fn rebuild_all(&self) -> Result<(), StartError> {
         use futures_util::{StreamExt, TryStreamExt, stream};
-        let now = TimeMs::now();
         let activities = self.catalog.all();
         let offers: Vec<_> = activities
             .iter()
             .flat_map(|activity| activity.offers.values())
-            .filter(|offer| offer.is_warm() && offer.keys_expire > now)
+            .filter(|offer| offer.is_in_engine())
             .cloned()
             .collect();
         if !offers.is_empty() {
             tracing::info!(offers = offers.len(), "rebuilding the embedded engine from SQL");
         }
         stream::iter(offers)
-            .map(|offer| async move { self.recovery.rebuild_now(&offer).await })
-            .buffer_unordered(match self.database.backend() {
-                // Each holds the one writer until it is done.
-                Backend::Sqlite => 1,
-                Backend::Postgres | Backend::MySql => REBUILDS_AT_ONCE,
-            })
+            .map(|offer| async move { self.recovery.rebuild_at_start(&offer).await })
+            .buffer_unordered(REBUILDS_AT_ONCE)
             .try_collect::<Vec<()>>()
             .await
             .map(|_| ())
@@ -377,6 +394,8 @@ impl Server {
         let services = Arc::new(Services {
             reservations: parts.reservations.clone(),
             activities: parts.activities.clone(),
+            reconciler: parts.reconciler.clone(),
+            dead_letters: parts.dead_letters.clone(),
             feed: parts.feed.clone(),
             tasks: parts.tasks.clone(),
             shutdown: parts.shutdown.clone(),

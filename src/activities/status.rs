@@ -87,7 +87,7 @@ impl Activities {
     /// By offer key; an offer that is frozen has no levels. `None` while the engine is away.
     async fn levels_of(&self, offers: &[Arc<Offer>]) -> Option<HashMap<String, Option<Levels>>> {
         let warm: Vec<Arc<Offer>> =
-            offers.iter().filter(|offer| offer.is_warm()).cloned().collect();
+            offers.iter().filter(|offer| offer.is_in_engine()).cloned().collect();
         let mut answers =
             stream::iter(warm)
                 .map(|offer| async move {

@@ -11,12 +11,14 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 
-use super::{Activities, Audit, write_audit};
+use super::Activities;
 use crate::{
     admission::catalog::Activity,
+    audit,
+    database::finish,
     domain::{ActivityId, ActivityState, StockView, WarmUpReport},
     engine::{
-        EngineError,
+        EngineError, locks,
         scripts::{Levels, Refusal, WarmedUp},
     },
     entity::{activities, offers},
@@ -58,6 +60,9 @@ impl Activities {
                 });
             }
         }
+        let lock = self.locks.acquire(&format!("warm_up:{id}"), locks::WAIT).await;
+        let lock = lock.map_err(|error| self.engine_failed(error))?;
+        let _lock = lock.ok_or(Error::InProgress("the warm-up of this activity"))?;
         let stocks: Vec<StockView> = stream::iter(activity.offers.values().cloned())
             .map(|offer| async move { self.warm_up_offer(&offer).await })
             .buffered(AT_ONCE)
@@ -134,21 +139,14 @@ impl Activities {
                 .exec(&transaction)
                 .await?;
             let detail = serde_json::json!({ "offers": activity.offers.len() });
-            let audit = Audit { actor, action: "warm_up", activity_id: id, detail };
-            write_audit(&transaction, now, audit).await
+            let entry = audit::Entry::of_activity(&activity.id, actor, "warm_up", detail);
+            audit::write(&transaction, now, entry).await
         }
         .await;
-        match written {
-            Ok(()) => transaction.commit().await,
-            Err(error) => {
-                // The first error is the one that counts.
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        finish(transaction, written).await
     }
 
-    fn engine_failed(&self, error: EngineError) -> Error {
+    pub(super) fn engine_failed(&self, error: EngineError) -> Error {
         match &error {
             EngineError::NotRun(why) | EngineError::Unknown(why) => self.engine_circuit.trip(why),
             EngineError::Full(_) | EngineError::Script(_) => {}

@@ -1,4 +1,4 @@
-//! The activities in memory: whatever is not settled, refreshed all the time.
+//! The activities in memory, refreshed all the time; settled ones until their retention is over.
 //!
 //! **Promise:** a look-up costs no I/O, but for an id that is not there: that costs one look into
 //! SQL per second. The segments of an offer outlive every refresh: they hold its epoch and what
@@ -38,6 +38,8 @@ pub struct Activity {
     pub state: ActivityState,
     pub start_time: TimeMs,
     pub end_time: TimeMs,
+    /// When the engine may forget its offers.
+    pub keys_expire: TimeMs,
     pub version: i64,
     pub offers: BTreeMap<SkuId, Arc<Offer>>,
 }
@@ -87,7 +89,7 @@ impl Activity {
 
 type Activities = HashMap<ActivityId, Arc<Activity>>;
 
-/// All activities that are not settled.
+/// All activities that are not settled, and those that were seen to be.
 #[derive(Debug)]
 pub struct Catalog {
     database: Database,
@@ -115,7 +117,7 @@ impl Catalog {
         }
     }
 
-    /// Every activity that is not settled.
+    /// Every activity in memory.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Activity>> {
         self.activities.load().values().cloned().collect()
@@ -176,6 +178,25 @@ impl Catalog {
             };
             fresh.insert(id, activity);
         }
+        let mut kept = Vec::new();
+        // Settled meanwhile, or before: whoever still asks for it gets its last state from memory.
+        for (id, activity) in known.iter().filter(|(id, _)| !fresh.contains_key(*id)) {
+            let last = if activity.state == ActivityState::Settled {
+                Some(activity.clone())
+            } else {
+                let row = activities::Entity::find_by_id(id.as_str());
+                match row.one(self.database.reader()).await? {
+                    Some(row) => Some(self.load(id.clone(), row, &known).await?),
+                    None => None,
+                }
+            };
+            if let Some(last) = last
+                && last.keys_expire > self.database.clock()
+            {
+                kept.push((id.clone(), last));
+            }
+        }
+        fresh.extend(kept);
         self.activities.store(Arc::new(fresh));
         Ok(())
     }
@@ -222,6 +243,7 @@ impl Catalog {
             .await?;
         let retention = Duration::from_secs(u64::try_from(row.retention_s).unwrap_or(0));
         let keys_expire = TimeMs(row.end_time).plus(retention);
+        let settled = row.state == activities::ActivityState::Settled;
         let mut offers = BTreeMap::new();
         for row in rows {
             let Ok(sku_id) = SkuId::new(&row.sku_id) else {
@@ -231,13 +253,15 @@ impl Catalog {
                 .and_then(|activity| activity.offers.get(&sku_id))
                 .map(|offer| offer.segment.clone());
             let key = OfferKey { activity_id: id.clone(), sku_id: sku_id.clone() };
-            offers.insert(sku_id, Arc::new(self.offer_from(key, row, keys_expire, segment)));
+            offers
+                .insert(sku_id, Arc::new(self.offer_from(key, row, keys_expire, settled, segment)));
         }
         Ok(Arc::new(Activity {
             id,
             state: row.state.into(),
             start_time: TimeMs(row.start_time),
             end_time: TimeMs(row.end_time),
+            keys_expire,
             version: row.version,
             offers,
         }))
@@ -248,6 +272,7 @@ impl Catalog {
         key: OfferKey,
         row: offers::Model,
         keys_expire: TimeMs,
+        settled: bool,
         segment: Option<Arc<Segment>>,
     ) -> Offer {
         // The schema keeps these figures positive and small.
@@ -271,6 +296,7 @@ impl Catalog {
             max_quantity: u32::try_from(row.max_quantity_per_order).unwrap_or(1),
             hold: hold.map(Duration::from_secs),
             keys_expire,
+            settled,
             warm: AtomicBool::new(row.warm_time.is_some()),
             asked_cold: AtomicBool::new(false),
             segment,

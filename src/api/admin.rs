@@ -3,7 +3,7 @@
 use tonic::{Request, Response, Status};
 
 use super::{Services, convert, pb};
-use crate::error::Error;
+use crate::{audit, error::Error};
 
 /// Who calls, for the audit.
 pub(super) fn actor<T>(request: &Request<T>) -> String {
@@ -104,9 +104,15 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
 
     async fn settle_activity(
         &self,
-        _: Request<pb::SettleActivityRequest>,
+        request: Request<pb::SettleActivityRequest>,
     ) -> Result<Response<pb::SettleActivityResponse>, Status> {
-        later("SettleActivity")
+        let actor = actor(&request);
+        let pb::SettleActivityRequest { activity_id, reason } = request.into_inner();
+        let id = convert::activity_move(&activity_id, &reason)?;
+        let activities = self.activities.clone();
+        let work = async move { activities.settle(&id, &actor, &reason).await };
+        let activity = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::SettleActivityResponse { activity }))
     }
 
     async fn adjust_stock(
@@ -118,43 +124,81 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
 
     async fn reconcile(
         &self,
-        _: Request<pb::ReconcileRequest>,
+        request: Request<pb::ReconcileRequest>,
     ) -> Result<Response<pb::ReconcileResponse>, Status> {
-        later("Reconcile")
+        let actor = actor(&request);
+        let pb::ReconcileRequest { activity_id, repair } = request.into_inner();
+        let id = convert::activity_id(&activity_id)?;
+        let reconciler = self.reconciler.clone();
+        let work = async move { reconciler.reconcile(&id, repair, &actor).await };
+        let report = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::ReconcileResponse { report }))
     }
 
     async fn rebuild_stock(
         &self,
-        _: Request<pb::RebuildStockRequest>,
+        request: Request<pb::RebuildStockRequest>,
     ) -> Result<Response<pb::RebuildStockResponse>, Status> {
-        later("RebuildStock")
+        let actor = actor(&request);
+        let request = request.into_inner();
+        let (id, sku_id) = convert::rebuild_stock(&request)?;
+        let (activities, reason) = (self.activities.clone(), request.reason);
+        let work =
+            async move { activities.rebuild_stock(&id, sku_id.as_ref(), &actor, &reason).await };
+        let offers = self.run(work).await?.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::RebuildStockResponse { offers }))
     }
 
     async fn list_dead_letters(
         &self,
-        _: Request<pb::ListDeadLettersRequest>,
+        request: Request<pb::ListDeadLettersRequest>,
     ) -> Result<Response<pb::ListDeadLettersResponse>, Status> {
-        later("ListDeadLetters")
+        let pb::ListDeadLettersRequest { page_size, page_token, activity_id } =
+            request.into_inner();
+        let query = convert::page(page_size, page_token, activity_id.as_deref())?;
+        let dead_letters = self.dead_letters.clone();
+        let (page, next_page_token) =
+            self.run(async move { dead_letters.list(&query).await }).await?;
+        let dead_letters = page.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::ListDeadLettersResponse { dead_letters, next_page_token }))
     }
 
     async fn retry_dead_letter(
         &self,
-        _: Request<pb::RetryDeadLetterRequest>,
+        request: Request<pb::RetryDeadLetterRequest>,
     ) -> Result<Response<pb::RetryDeadLetterResponse>, Status> {
-        later("RetryDeadLetter")
+        let actor = actor(&request);
+        let pb::RetryDeadLetterRequest { reservation_id, reason } = request.into_inner();
+        let id = convert::dead_letter(&reservation_id, &reason)?;
+        let dead_letters = self.dead_letters.clone();
+        let work = async move { dead_letters.retry(&id, &actor, &reason).await };
+        let reservation = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::RetryDeadLetterResponse { reservation }))
     }
 
     async fn discard_dead_letter(
         &self,
-        _: Request<pb::DiscardDeadLetterRequest>,
+        request: Request<pb::DiscardDeadLetterRequest>,
     ) -> Result<Response<pb::DiscardDeadLetterResponse>, Status> {
-        later("DiscardDeadLetter")
+        let actor = actor(&request);
+        let pb::DiscardDeadLetterRequest { reservation_id, reason } = request.into_inner();
+        let id = convert::dead_letter(&reservation_id, &reason)?;
+        let dead_letters = self.dead_letters.clone();
+        let work = async move { dead_letters.discard(&id, &actor, &reason).await };
+        let reservation = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::DiscardDeadLetterResponse { reservation }))
     }
 
     async fn list_audit(
         &self,
-        _: Request<pb::ListAuditRequest>,
+        request: Request<pb::ListAuditRequest>,
     ) -> Result<Response<pb::ListAuditResponse>, Status> {
-        later("ListAudit")
+        let pb::ListAuditRequest { page_size, page_token, activity_id } = request.into_inner();
+        let query = convert::page(page_size, page_token, activity_id.as_deref())?;
+        let database = self.activities.database.clone();
+        let work = async move { audit::list(&database, &query).await };
+        let (page, next_page_token) = self.run(work).await?;
+        let entries = page.into_iter().map(Into::into).collect();
+        Ok(Response::new(pb::ListAuditResponse { entries, next_page_token }))
     }
 }

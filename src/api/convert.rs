@@ -19,8 +19,8 @@ use crate::{
     domain::{
         ActivityId, ActivityListQuery, ActivitySpec, ActivityState, BuyerId, ConfirmRequest,
         MAX_OFFERS, MAX_ORDERS_PER_USER, MAX_QUANTITY, MAX_SEGMENTS, MAX_TOTAL, OfferSpec,
-        ReleaseRequest, RequestId, ReservationId, ReservationQuery, ReserveRequest, SkuId,
-        WatchRequest,
+        PageQuery, ReleaseRequest, RequestId, ReservationId, ReservationQuery, ReserveRequest,
+        SkuId, WatchRequest,
     },
     error::Error,
 };
@@ -173,19 +173,8 @@ pub fn activity_move(text: &str, reason: &str) -> Result<ActivityId, Error> {
 /// Reads a ListActivitiesRequest. Whether the token is one of ours, the list itself must say.
 pub fn activity_list(request: pb::ListActivitiesRequest) -> Result<ActivityListQuery, Error> {
     let mut check = Check::default();
-    let page_size = match request.page_size {
-        0 => Some(DEFAULT_PAGE_SIZE),
-        given => check.number("page_size", Some(given), 0, MAX_PAGE_SIZE),
-    };
-    if request.page_token.len() > MAX_PAGE_TOKEN_LEN {
-        check.fail(
-            format_args!("page_token"),
-            format_args!(
-                "must be 0 to {MAX_PAGE_TOKEN_LEN} bytes (it has {})",
-                request.page_token.len()
-            ),
-        );
-    }
+    let page_size = check.page_size(request.page_size);
+    check.page_token(&request.page_token);
     let state = match pb::ActivityState::try_from(request.state) {
         Ok(state) => activity_state_filter(state),
         Err(_) => {
@@ -306,6 +295,45 @@ fn offer_spec(check: &mut Check, at: usize, spec: pb::OfferSpec) -> Option<Offer
         hold: Some(hold?).filter(|hold| !hold.is_zero()),
         segments: segments?,
     })
+}
+
+/// Reads a RebuildStockRequest: the activity, and the offer unless all are meant.
+pub fn rebuild_stock(
+    request: &pb::RebuildStockRequest,
+) -> Result<(ActivityId, Option<SkuId>), Error> {
+    let mut check = Check::default();
+    let activity_id = check.id("activity_id", &request.activity_id, ActivityId::new);
+    let sku_id = match request.sku_id.as_str() {
+        "" => Some(None),
+        text => check.id("sku_id", text, SkuId::new).map(Some),
+    };
+    check.text(format_args!("reason"), &request.reason, 0, MAX_REASON_CHARS);
+    check.finish(|| Some((activity_id?, sku_id?)))
+}
+
+/// Reads the `reservation_id` and the `reason` of what is done with a dead letter.
+pub fn dead_letter(text: &str, reason: &str) -> Result<ReservationId, Error> {
+    let mut check = Check::default();
+    let id = check.id("reservation_id", text, ReservationId::new);
+    check.text(format_args!("reason"), reason, 0, MAX_REASON_CHARS);
+    check.finish(|| id)
+}
+
+/// Reads one page of a list by id, of all activities or of one.
+pub fn page(
+    page_size: i32,
+    page_token: String,
+    activity_id: Option<&str>,
+) -> Result<PageQuery, Error> {
+    let mut check = Check::default();
+    let page_size = check.page_size(page_size);
+    check.page_token(&page_token);
+    let activity_id = match activity_id {
+        None => Some(None),
+        Some(text) => check.id("activity_id", text, ActivityId::new).map(Some),
+    };
+    check
+        .finish(|| Some(PageQuery { page_size: page_size?, page_token, activity_id: activity_id? }))
 }
 
 /// Reads the `activity_id` of a GetPipelineStatusRequest.

@@ -59,6 +59,11 @@ impl From<Error> for Status {
                     .with("state", current.as_str().to_ascii_uppercase())
                     .with("needed", needed)
             }
+            Error::NotDrained { activity_id, detail } => {
+                fault(Code::FailedPrecondition, ErrorReason::NotDrained)
+                    .with("activity_id", activity_id)
+                    .with("detail", detail)
+            }
             Error::WarmupMismatch { offer, detail } => {
                 fault(Code::FailedPrecondition, ErrorReason::WarmupMismatch)
                     .with("activity_id", offer.activity_id.as_str())
@@ -66,6 +71,9 @@ impl From<Error> for Status {
                     .with("detail", detail)
             }
             Error::Overloaded => fault(Code::ResourceExhausted, ErrorReason::Overloaded),
+            Error::InProgress(what) => {
+                fault(Code::Aborted, ErrorReason::InProgress).with("what", what)
+            }
             Error::EngineUnavailable => fault(Code::Unavailable, ErrorReason::EngineUnavailable),
             Error::DatabaseUnavailable => {
                 fault(Code::Unavailable, ErrorReason::DatabaseUnavailable)

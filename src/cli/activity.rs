@@ -71,7 +71,16 @@ impl Activity {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         // A file that is wrong is told before a server that is away.
         let spec = if let Self::Create { file } = &self { Some(read_spec(file)?) } else { None };
-        let client = Client::connect(&context.global).await?;
+        let client = match &self {
+            Self::Settle(_) => Client::connect_for_long(&context.global).await?,
+            Self::Create { .. }
+            | Self::List { .. }
+            | Self::Show { .. }
+            | Self::Approve(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::End(_) => Client::connect(&context.global).await?,
+        };
         let mut admin = client.admin();
         let activity = match self {
             Self::Create { .. } => {

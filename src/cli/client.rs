@@ -15,6 +15,8 @@ use crate::api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::S
 
 /// The largest answer that is read; a list of 1,000 activities with long titles fits.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// How long a server may take to accept a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How much longer than the server we wait, so that its own answer arrives first.
 const SLACK: Duration = Duration::from_millis(500);
 
@@ -28,8 +30,17 @@ pub(super) struct Client {
 impl Client {
     /// Connects to the server of the command line.
     pub(super) async fn connect(global: &Global) -> Result<Self, Failure> {
-        let channel = connect(&global.server, global.timeout).await?;
-        Ok(Self { channel, timeout: global.timeout })
+        Self::connect_with(global, global.timeout()).await
+    }
+
+    /// The same, for calls that go through all reservations of an activity.
+    pub(super) async fn connect_for_long(global: &Global) -> Result<Self, Failure> {
+        Self::connect_with(global, global.long_timeout()).await
+    }
+
+    async fn connect_with(global: &Global, timeout: Duration) -> Result<Self, Failure> {
+        let channel = connect(&global.server, timeout.min(CONNECT_LIMIT)).await?;
+        Ok(Self { channel, timeout })
     }
 
     pub(super) fn timeout(&self) -> Duration {

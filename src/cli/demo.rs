@@ -108,10 +108,10 @@ async fn run_against(
     let server = format!("http://{addr}");
     let mut channels: Vec<Channel> = Vec::new();
     for _ in 0..options.concurrency.div_ceil(TASKS_PER_CHANNEL).min(MAX_CHANNELS) {
-        channels.push(client::connect(&server, context.global.timeout).await?);
+        channels.push(client::connect(&server, context.global.timeout()).await?);
     }
     let progress = Progress::new(context.printer);
-    Demo::new(channels, options, context.global.timeout, progress).run(books).await
+    Demo::new(channels, options, context.global.timeout(), progress).run(books).await
 }
 
 /// A port of its own, beside a server that may run; the sale is an activity of its own, so it

@@ -147,9 +147,10 @@ names! {
     reserve_outcome: pb::ReserveOutcome = "RESERVE_OUTCOME_";
     release_outcome: pb::ReleaseOutcome = "RELEASE_OUTCOME_";
     confirm_outcome: pb::ConfirmOutcome = "CONFIRM_OUTCOME_";
+    difference_kind: pb::DifferenceKind = "DIFFERENCE_KIND_";
 }
 
-fn time(time: Option<&Timestamp>) -> Option<String> {
+pub(super) fn time(time: Option<&Timestamp>) -> Option<String> {
     time.map(ToString::to_string)
 }
 

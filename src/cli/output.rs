@@ -3,9 +3,11 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     panic::PanicHookInfo,
+    time::Duration,
 };
 
 use comfy_table::{ContentArrangement, Table, presets};
+use indicatif::ProgressBar;
 use serde_json::Value;
 
 use super::{Exit, Output, failure::Failure};
@@ -39,6 +41,16 @@ impl Printer {
             Output::Json => self.data(&answer.to_string()),
             Output::Table => self.data(&table_of(answer)),
         }
+    }
+
+    /// Shows that work is under way, where somebody watches.
+    pub(super) fn spinner(self, text: &'static str) -> ProgressBar {
+        if !io::stderr().is_terminal() {
+            return ProgressBar::hidden();
+        }
+        let spinner = ProgressBar::new_spinner().with_message(text);
+        spinner.enable_steady_tick(Duration::from_millis(100));
+        spinner
     }
 
     /// Lines of data.
@@ -103,7 +115,11 @@ pub(super) fn table_of(answer: &Value) -> String {
         parts.push(trimmed(&table));
     }
     for (name, rows) in lists {
-        parts.push(if rows.is_empty() { format!("no {name}") } else { list_table(rows) });
+        parts.push(if rows.is_empty() {
+            format!("no {}", name.replace('_', " "))
+        } else {
+            list_table(rows)
+        });
     }
     parts.join("\n\n")
 }

@@ -18,6 +18,12 @@ pub fn segment(offer: &OfferKey, segment: u32) -> Arc<[String]> {
     SEGMENT_KEYS.iter().map(|part| name(activity_id, sku_id, segment, part)).collect()
 }
 
+/// The keys of a lock: who holds it, and the tokens that were given out.
+#[must_use]
+pub fn lock(name: &str) -> Arc<[String]> {
+    [format!("sk:lock:{{{name}}}"), format!("sk:fence:{{{name}}}")].into()
+}
+
 fn name(activity_id: &ActivityId, sku_id: &SkuId, segment: u32, part: &str) -> String {
     format!("sk:{{{activity_id}:{sku_id}:{segment}}}:{part}")
 }

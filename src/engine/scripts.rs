@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Call, Engine, EngineError, Script, Value};
+mod reply;
+
+use super::{Call, Engine, EngineError, Script};
 use crate::domain::{BuyerId, OrderNo, ReservationId, TimeMs};
+pub(super) use reply::Reply;
 
 macro_rules! script {
     ($($(#[$doc:meta])* $const:ident = $file:literal;)*) => {
@@ -29,10 +32,15 @@ script! {
     FIND = "find";
     LEVELS = "levels";
     HOLDINGS = "holdings";
+    LOOKUP = "lookup";
     FREEZE = "freeze";
     REBUILD_BEGIN = "rebuild_begin";
     REBUILD_LOAD = "rebuild_load";
     REBUILD_END = "rebuild_end";
+    PURGE = "purge";
+    LOCK_ACQUIRE = "lock_acquire";
+    LOCK_EXTEND = "lock_extend";
+    LOCK_RELEASE = "lock_release";
     PING = "ping";
 }
 
@@ -128,12 +136,22 @@ pub struct Held {
     pub record: Record,
 }
 
+/// What a slot of a buyer holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub record: Record,
+    pub unacked: bool,
+}
+
 /// The figures of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Levels {
     pub stamp: Stamp,
     pub stock: u64,
+    /// Units of the whole offer.
     pub total: u64,
+    /// Units of the segment's reservations.
+    pub held: u64,
     pub reservations: u64,
     pub unacked: u64,
 }
@@ -164,8 +182,8 @@ pub struct SegmentScripts {
     max_orders: u32,
 }
 
-/// Reservations read at a time.
-const HOLDINGS_PAGE: u32 = 500;
+/// The most reservations that are read at a time.
+pub const PAGE: usize = 500;
 
 impl SegmentScripts {
     /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
@@ -337,13 +355,36 @@ impl SegmentScripts {
             stamp,
             stock: reply.number()?,
             total: reply.number()?,
+            held: reply.number()?,
             reservations: reply.number()?,
             unacked: reply.number()?,
         }))
     }
 
-    /// Reads every reservation: buyer, slot, record. One that comes or goes meanwhile may be
-    /// missed; one may be there twice.
+    /// Reads about 500 reservations from `cursor` on, 0 at first, and answers with the next
+    /// cursor, 0 at the end. A reservation that is there all the time is read at least once; one
+    /// that comes or goes meanwhile may be missed, and one may be read twice.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn holdings_page(
+        &self,
+        cursor: &str,
+    ) -> Result<Answer<(Stamp, String, Vec<Held>)>, EngineError> {
+        let mut reply = self.eval(HOLDINGS, vec![bytes(cursor), text(PAGE)]).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let next = reply.word()?;
+        let mut held = Vec::new();
+        while !reply.is_empty() {
+            held.push(self.held(&mut reply)?);
+        }
+        Ok(Ok((stamp, next, held)))
+    }
+
+    /// Reads every reservation, as pages of [`SegmentScripts::holdings_page`].
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -351,19 +392,39 @@ impl SegmentScripts {
         let mut held = Vec::new();
         let mut cursor = "0".to_owned();
         loop {
-            let args = vec![bytes(&cursor), text(HOLDINGS_PAGE)];
-            let mut reply = self.eval(HOLDINGS, args).await?;
-            if let Err(refusal) = reply.head()? {
-                return Ok(Err(refusal));
-            }
-            cursor = reply.word()?;
-            while !reply.is_empty() {
-                held.push(self.held(&mut reply)?);
+            match self.holdings_page(&cursor).await? {
+                Ok((_, next, page)) => {
+                    held.extend(page);
+                    cursor = next;
+                }
+                Err(refusal) => return Ok(Err(refusal)),
             }
             if cursor == "0" {
                 return Ok(Ok(held));
             }
         }
+    }
+
+    /// Reads what these slots of buyers hold, up to [`PAGE`] of them, in their order.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn lookup(
+        &self,
+        slots: impl ExactSizeIterator<Item = (&BuyerId, u32)>,
+    ) -> Result<Answer<(Stamp, Vec<Option<Seen>>)>, EngineError> {
+        let args = slots.map(|(buyer, slot)| bytes(&self.member(buyer, slot))).collect();
+        let mut reply = self.eval(LOOKUP, args).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut seen = Vec::new();
+        while let Some(record) = reply.optional_record()? {
+            let unacked = reply.number::<u32>()? == 1;
+            seen.push(record.map(|record| Seen { record, unacked }));
+        }
+        Ok(Ok((stamp, seen)))
     }
 
     fn held(&self, reply: &mut Reply) -> Result<Held, EngineError> {
@@ -456,6 +517,19 @@ impl SegmentScripts {
         self.eval(REBUILD_END, vec![text(epoch), text(chunks), text(stock)]).await?.step("ended")
     }
 
+    /// Removes the segment, if it was written before `epoch`: answers whether it is gone.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn purge(&self, epoch: u64) -> Result<bool, EngineError> {
+        let mut reply = self.eval(PURGE, vec![text(epoch)]).await?;
+        match reply.word()?.as_str() {
+            "purged" | "nothing" => Ok(true),
+            "refused" => Ok(false),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
     /// The member that stands for one slot of a buyer; as `member_of` in guard.lua.
     fn member(&self, buyer: &BuyerId, slot: u32) -> String {
         if self.max_orders == 1 { buyer.to_string() } else { format!("{buyer}#{slot}") }
@@ -504,96 +578,4 @@ fn text(number: impl ToString) -> Vec<u8> {
 
 fn bytes(text: &str) -> Vec<u8> {
     text.as_bytes().to_vec()
-}
-
-/// Reads a reply from front to back; whatever does not fit is a fault of ours.
-struct Reply {
-    script: Script,
-    values: std::collections::VecDeque<Value>,
-}
-
-impl Reply {
-    fn new(script: Script, value: Value) -> Result<Self, EngineError> {
-        match value {
-            Value::Array(values) => Ok(Self { script, values: values.into() }),
-            Value::Nil | Value::Int(_) | Value::Bulk(_) => Err(EngineError::Script(format!(
-                "{}.lua replied {value:?} where an array belongs",
-                script.name
-            ))),
-        }
-    }
-
-    fn unexpected(&self, what: &str) -> EngineError {
-        EngineError::Script(format!("{}.lua replied an unexpected {what}", self.script.name))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
-
-    fn word(&mut self) -> Result<String, EngineError> {
-        match self.values.pop_front() {
-            Some(Value::Bulk(bytes)) => {
-                String::from_utf8(bytes).map_err(|_| self.unexpected("text that is not UTF-8"))
-            }
-            Some(Value::Int(number)) => Ok(number.to_string()),
-            Some(Value::Nil | Value::Array(_)) | None => {
-                Err(self.unexpected("end or nested array"))
-            }
-        }
-    }
-
-    fn number<T: std::str::FromStr>(&mut self) -> Result<T, EngineError> {
-        let word = self.word()?;
-        word.parse().map_err(|_| self.unexpected(&format!("number {word}")))
-    }
-
-    fn record(&mut self) -> Result<Record, EngineError> {
-        let word = self.word()?;
-        word.parse().map_err(|()| self.unexpected(&format!("record {word}")))
-    }
-
-    fn nested(&mut self) -> Result<Option<Reply>, EngineError> {
-        match self.values.pop_front() {
-            None => Ok(None),
-            Some(value) => Reply::new(self.script, value).map(Some),
-        }
-    }
-
-    fn stamp(&mut self) -> Result<Stamp, EngineError> {
-        Ok(Stamp { epoch: self.number()?, revision: self.number()? })
-    }
-
-    /// A refusal of guard.lua, if that is what it is; otherwise nothing is read.
-    fn refusal(&mut self) -> Result<Option<Refusal>, EngineError> {
-        match self.values.front() {
-            Some(Value::Bulk(word)) if word == b"not_warmed" => Ok(Some(Refusal::NotWarmed)),
-            Some(Value::Bulk(word)) if word == b"frozen" => {
-                self.word()?;
-                let stamp = self.stamp()?;
-                Ok(Some(Refusal::Frozen { stamp, reason: self.word()? }))
-            }
-            Some(Value::Bulk(_) | Value::Nil | Value::Int(_) | Value::Array(_)) | None => Ok(None),
-        }
-    }
-
-    /// A refusal of guard.lua, or `ok` and the stamp.
-    fn head(&mut self) -> Result<Answer<Stamp>, EngineError> {
-        if let Some(refusal) = self.refusal()? {
-            return Ok(Err(refusal));
-        }
-        match self.word()?.as_str() {
-            "ok" => Ok(Ok(self.stamp()?)),
-            other => Err(self.unexpected(other)),
-        }
-    }
-
-    fn step(&mut self, applied: &str) -> Result<RebuildStep, EngineError> {
-        match self.word()?.as_str() {
-            "refused" => Ok(RebuildStep::Refused { epoch: self.number()? }),
-            "already" => Ok(RebuildStep::Applied),
-            word if word == applied => Ok(RebuildStep::Applied),
-            other => Err(self.unexpected(other)),
-        }
-    }
 }

@@ -66,6 +66,7 @@ pub struct Model {
     /// When the hold ends; none when it never does, and once the order is confirmed.
     pub expire_time: Option<i64>,
     pub create_time: i64,
+    /// When the row became what it is now: an order, released, refused, or a dead letter.
     pub settle_time: Option<i64>,
 }
 

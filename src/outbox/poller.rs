@@ -238,12 +238,15 @@ impl Poller {
         let attempts = row.attempts + 1;
         let dead = attempts >= self.options.max_attempts;
         let state = if dead { OutboxState::Dead } else { OutboxState::Pending };
-        let next = self.database.clock().plus(self.pause_after(attempts));
+        let now = self.database.clock();
+        let next = now.plus(self.pause_after(attempts));
+        let settle_time = dead.then_some(now.0);
         let last_error: String = why.chars().take(LAST_ERROR_MAX_CHARS).collect();
         outbox::Entity::update_many()
             .col_expr(outbox::Column::State, Expr::value(state))
             .col_expr(outbox::Column::Attempts, Expr::value(attempts))
             .col_expr(outbox::Column::NextAttemptTime, Expr::value(next.0))
+            .col_expr(outbox::Column::SettleTime, Expr::value(settle_time))
             .col_expr(outbox::Column::LastError, Expr::value(last_error))
             .filter(outbox::Column::Id.eq(row.id))
             .filter(outbox::Column::State.eq(OutboxState::Pending))

@@ -29,7 +29,7 @@ pub async fn sweep(reservations: &Arc<Reservations>, grace: Duration) -> Result<
         .all()
         .iter()
         .flat_map(|activity| activity.offers.values().cloned().collect::<Vec<_>>())
-        .filter(|offer| offer.is_warm() && !offer.is_forgotten())
+        .filter(|offer| offer.is_in_engine())
         .collect();
     let mut sweeps = stream::iter(offers)
         .map(|offer| async move { sweep_offer(reservations, &offer, grace).await })

@@ -55,7 +55,7 @@ impl Reservations {
                             None => Ok(ConfirmOutcome::NotReserved),
                         }
                     }
-                    Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => {
+                    Err(Refusal::NotWarmed) if !offer.is_in_engine() => {
                         Ok(ConfirmOutcome::NotReserved)
                     }
                     Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {

@@ -64,7 +64,7 @@ impl Reservations {
                 Ok(Some(held(&offer, buyer, record, state_of(unacked))))
             }
             Ok((_, Found::Released | Found::NotReserved)) => Ok(None),
-            Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => Ok(None),
+            Err(Refusal::NotWarmed) if !offer.is_in_engine() => Ok(None),
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
                 self.recovery.rebuild(&offer);
                 Err(Error::OfferFrozen(offer.key.clone()))

@@ -12,10 +12,13 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 
+use serde_json::json;
+
 use super::Reservations;
 use crate::{
-    database::{Transaction, insert_ignore, is_outage, lock_rows, repeat},
-    domain::{OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
+    audit,
+    database::{Transaction, finish, insert_ignore, is_outage, lock_rows, repeat},
+    domain::{ActivityState, OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
@@ -36,6 +39,8 @@ enum Why<'a> {
     Asked { reason: &'a str },
     /// The hold is over, by the database's clock.
     Expired { now: TimeMs },
+    /// An operator gave up a dead letter; anything else stays as it is.
+    Discarded { actor: &'a str, reason: &'a str },
 }
 
 /// What the transaction found and did.
@@ -68,6 +73,13 @@ impl Reservations {
         request: ReleaseRequest,
     ) -> Result<(ReleaseOutcome, Option<u64>), Error> {
         let offer = self.catalog.offer(&request.offer).await?;
+        if offer.settled {
+            return Err(Error::WrongActivityState {
+                activity_id: offer.key.activity_id.to_string(),
+                current: ActivityState::Settled,
+                needed: "nothing is given back once it is settled",
+            });
+        }
         self.stores_are_there()?;
         let why = Why::Asked { reason: &request.reason };
         let _permit = self.lookup_permit().await?;
@@ -154,6 +166,33 @@ impl Reservations {
         Ok(true)
     }
 
+    /// Gives up a dead letter, as a release; what is no dead letter any more stays as it is.
+    ///
+    /// # Errors
+    /// As [`Reservations::release`].
+    pub(crate) async fn discard(
+        self: &Arc<Self>,
+        offer: &Arc<Offer>,
+        dead: &Row,
+        actor: &str,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let reservation = dead.reservation()?;
+        let request = ReleaseRequest {
+            offer: reservation.offer,
+            buyer: reservation.buyer,
+            reservation_id: reservation.reservation_id,
+            reason: reason.to_owned(),
+        };
+        let why = Why::Discarded { actor, reason };
+        if let InSql::Releasing { row, .. } = self.release_in_sql(&request, why).await?
+            && self.finish_release(offer, &row).await?.is_none()
+        {
+            return Err(Error::OfferFrozen(offer.key.clone()));
+        }
+        Ok(())
+    }
+
     /// The engine's half and the last word in SQL, for a row that is `releasing`. `None` when
     /// the engine can't say now; `Some(None)` when it has forgotten the offer for good.
     pub(crate) async fn finish_release(
@@ -224,7 +263,7 @@ impl Reservations {
         let scripts = &offer.segment.scripts;
         let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
-            Err(Refusal::NotWarmed) if !offer.is_warm() || offer.is_forgotten() => {
+            Err(Refusal::NotWarmed) if !offer.is_in_engine() => {
                 return Ok(NoRow::Settled(ReleaseOutcome::NotReserved));
             }
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
@@ -300,19 +339,10 @@ impl Reservations {
                 .await
         }
         .await;
-        match written {
-            Ok(updated) => {
-                transaction.commit().await?;
-                Ok(updated.rows_affected == 1)
-            }
-            Err(error) => {
-                let _ = transaction.rollback().await;
-                Err(error)
-            }
-        }
+        finish(transaction, written).await.map(|updated| updated.rows_affected == 1)
     }
 
-    pub(super) fn sql_failed(&self, error: DbErr) -> Error {
+    pub(crate) fn sql_failed(&self, error: DbErr) -> Error {
         if is_outage(&error) {
             self.database_circuit.trip(&error.to_string());
         }
@@ -350,7 +380,11 @@ async fn release_row(
     if row.user_id != request.buyer.as_str() {
         return Ok(InSql::Settled(ReleaseOutcome::WrongOwner));
     }
+    let discards = matches!(why, Why::Discarded { .. });
     let was_ordered = match row.state {
+        OutboxState::Pending | OutboxState::Done if discards => {
+            return Ok(InSql::Settled(ReleaseOutcome::NotReserved));
+        }
         OutboxState::Pending | OutboxState::Dead => false,
         OutboxState::Done => true,
         OutboxState::Releasing => {
@@ -365,6 +399,7 @@ async fn release_row(
             reason::EXPIRED
         }
         Why::Expired { .. } => return Ok(InSql::Settled(ReleaseOutcome::Confirmed)),
+        Why::Discarded { reason, .. } => reason,
     };
 
     outbox::Entity::update_many()
@@ -403,6 +438,15 @@ async fn release_row(
         .filter(outbox::Column::Id.eq(row.id))
         .exec(transaction)
         .await?;
+    if let Why::Discarded { actor, reason } = why {
+        let detail = json!({
+            "reservation_id": row.reservation_id,
+            "reason": reason,
+            "last_error": row.last_error,
+        });
+        let entry = audit::Entry::of_offer(&request.offer, actor, "discard_dead_letter", detail);
+        audit::write(transaction, now, entry).await?;
+    }
     row.state = OutboxState::Releasing;
     row.slot = None;
     Ok(InSql::Releasing { row: Box::new(row), now: true })

@@ -26,6 +26,8 @@ const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
 const MAX_LATE_PROBES: u32 = 3;
 /// How often the settings of Redis are looked at.
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
+/// How long a pass keeps other servers from the same: one that hangs must not hold up everybody.
+const ALONE_FOR: Duration = Duration::from_secs(10);
 /// Holds released in one pass; few in the simulator.
 const EXPIRE_AT_ONCE: u64 = if cfg!(test) { 2 } else { 200 };
 
@@ -36,41 +38,68 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     parts.tasks.spawn(probe_database(parts.clone(), health));
     parts.tasks.spawn(poll(parts.clone(), settings.clone()));
     let grace = ms(settings.sweeper.grace_ms);
-    parts.tasks.spawn(every(parts.clone(), "sweeper", true, ms(settings.sweeper.interval_ms), {
-        let reservations = parts.reservations.clone();
-        move || {
-            let reservations = reservations.clone();
-            async move {
-                let settled = sweep(&reservations, grace).await?;
-                if settled > 0 {
-                    tracing::info!(settled, "the sweeper settled forgotten reservations");
+    parts.tasks.spawn(every(
+        parts.clone(),
+        "sweeper",
+        Needs::EngineAlone,
+        ms(settings.sweeper.interval_ms),
+        {
+            let reservations = parts.reservations.clone();
+            move || {
+                let reservations = reservations.clone();
+                async move {
+                    let settled = sweep(&reservations, grace).await?;
+                    if settled > 0 {
+                        tracing::info!(settled, "the sweeper settled forgotten reservations");
+                    }
+                    Ok(())
                 }
-                Ok(())
+            }
+        },
+    ));
+    parts.tasks.spawn(every(
+        parts.clone(),
+        "expiry",
+        Needs::EngineAlone,
+        ms(settings.holds.interval_ms),
+        {
+            let (reservations, shutdown) = (parts.reservations.clone(), parts.shutdown.clone());
+            move || {
+                let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
+                async move {
+                    while !shutdown.is_cancelled()
+                        && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
+                    {
+                    }
+                    Ok(())
+                }
+            }
+        },
+    ));
+    parts.tasks.spawn(every(
+        parts.clone(),
+        "catalog",
+        Needs::Database,
+        ms(settings.catalog.refresh_ms),
+        {
+            let (catalog, activities) = (parts.catalog.clone(), parts.activities.clone());
+            move || {
+                let (catalog, activities) = (catalog.clone(), activities.clone());
+                async move {
+                    catalog.refresh().await?;
+                    activities.move_by_clock().await.map(|_| ())
+                }
+            }
+        },
+    ));
+    parts.tasks.spawn({
+        let activities = parts.activities.clone();
+        async move {
+            if let Err(error) = activities.purge_settled().await {
+                note_failure("purge", &error);
             }
         }
-    }));
-    parts.tasks.spawn(every(parts.clone(), "expiry", true, ms(settings.holds.interval_ms), {
-        let (reservations, shutdown) = (parts.reservations.clone(), parts.shutdown.clone());
-        move || {
-            let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
-            async move {
-                while !shutdown.is_cancelled()
-                    && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
-                {}
-                Ok(())
-            }
-        }
-    }));
-    parts.tasks.spawn(every(parts.clone(), "catalog", false, ms(settings.catalog.refresh_ms), {
-        let (catalog, activities) = (parts.catalog.clone(), parts.activities.clone());
-        move || {
-            let (catalog, activities) = (catalog.clone(), activities.clone());
-            async move {
-                catalog.refresh().await?;
-                activities.move_by_clock().await.map(|_| ())
-            }
-        }
-    }));
+    });
     if let Some(redis) = redis_settings(&settings.engine) {
         parts.tasks.spawn(check_redis(parts.clone(), redis));
     }
@@ -79,23 +108,48 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     }
 }
 
+/// What a pass needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Database,
+    /// The engine too; and one server at a time is enough.
+    EngineAlone,
+}
+
 /// Runs `pass` now and then, while the stores that it needs are there, until the shutdown.
-async fn every<F, W>(
-    parts: Parts,
-    name: &'static str,
-    needs_engine: bool,
-    interval: Duration,
-    pass: F,
-) where
+async fn every<F, W>(parts: Parts, name: &'static str, needs: Needs, interval: Duration, pass: F)
+where
     F: Fn() -> W,
     W: Future<Output = Result<(), Error>>,
 {
     while sleep(&parts, interval).await {
-        if parts.database_circuit.is_open() || (needs_engine && parts.engine_circuit.is_open()) {
+        if parts.database_circuit.is_open() {
             continue;
         }
-        if let Err(error) = pass().await {
+        let passed = match needs {
+            Needs::Database => pass().await,
+            Needs::EngineAlone if parts.engine_circuit.is_open() => continue,
+            Needs::EngineAlone => alone(&parts, name, pass()).await,
+        };
+        if let Err(error) = passed {
             note_failure(name, &error);
+        }
+    }
+}
+
+/// Runs a pass unless another server is at it; that saves work and nothing else.
+async fn alone(
+    parts: &Parts,
+    name: &'static str,
+    pass: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    let Some(lock) = parts.locks.acquire(name, Duration::ZERO).await? else { return Ok(()) };
+    let mut pass = std::pin::pin!(pass);
+    match tokio::time::timeout(ALONE_FOR, &mut pass).await {
+        Ok(passed) => passed,
+        Err(_) => {
+            drop(lock);
+            pass.await
         }
     }
 }

@@ -122,6 +122,8 @@ impl History {
             Error::Internal(cause) if cause.to_string().contains("simulated") => {}
             Error::Internal(cause) => self.world.violation(format!("{what}: internal: {cause}")),
             Error::Overloaded
+            | Error::InProgress(_)
+            | Error::NotDrained { .. }
             | Error::EngineUnavailable
             | Error::DatabaseUnavailable
             | Error::OfferFrozen(_)

@@ -9,6 +9,7 @@ use fastrand::Rng;
 use seckill::engine::{
     Call, Engine, EngineError, Script, Value,
     embedded::{Dumped, DumpedContent, EmbeddedEngine},
+    keys,
     redis::RedisEngine,
     scripts,
 };
@@ -40,6 +41,10 @@ async fn both_engines_give_the_same_replies_and_hold_the_same_keys() {
             });
             *statuses.entry(reply).or_default() += 1;
         }
+        // Its lease counts from each engine's own now.
+        let lock = keys::lock("only");
+        let unlock = vec![arg("DEL"), arg(&lock[0])];
+        pair.eval(Call { script: VANDAL, keys: lock, args: unlock }).await.unwrap();
         let (embedded, redis) = pair.dumps(&server).await;
         assert_eq!(embedded, redis, "seed {seed}: the keys differ");
     }
@@ -60,6 +65,11 @@ async fn both_engines_give_the_same_replies_and_hold_the_same_keys() {
         "refused",
         "loaded",
         "ended",
+        "purged",
+        "nothing",
+        "acquired",
+        "extended",
+        "lost",
         "error",
     ] {
         assert!(statuses.contains_key(status), "no reply was {status}: {statuses:?}");
@@ -304,7 +314,7 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             let expire = if random.u32(..20) == 0 { 1 } else { EXPIRE_TIME };
             (scripts::REBUILD_BEGIN, vec![epoch(random), arg(20), arg(expire)])
         }
-        85..90 => {
+        85..89 => {
             let count = random.u32(..3);
             let mut args = vec![epoch(random), arg(random.u32(1..4)), arg(count)];
             for _ in 0..count {
@@ -315,11 +325,29 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             args.extend((0..random.u32(..3)).map(|_| reservation_id(random)));
             (scripts::REBUILD_LOAD, args)
         }
-        90..95 => (scripts::REBUILD_END, vec![epoch(random), arg(random.u32(..3)), arg(14)]),
-        95 => (scripts::PING, vec![]),
+        89..93 => (scripts::REBUILD_END, vec![epoch(random), arg(random.u32(..3)), arg(14)]),
+        93 => {
+            let members = (0..random.u32(..4)).map(|_| member(random)).collect();
+            (scripts::LOOKUP, members)
+        }
+        94 => (scripts::PURGE, vec![epoch(random)]),
+        95 => return lock_call(random),
+        96 => (scripts::PING, vec![]),
         _ => (VANDAL, vandalism(random, segment)),
     };
     Call { script, keys: Arc::clone(&segment.0), args }
+}
+
+/// Two owners and one lock, whose lease is longer than the test.
+fn lock_call(random: &mut Rng) -> Call {
+    let owner = arg(random.choice(&["me", "you"]).unwrap());
+    let lease = arg(random.choice(&["3600000", "3600000", "0", "x"]).unwrap());
+    let (script, args) = match random.u32(..6) {
+        0..3 => (scripts::LOCK_ACQUIRE, vec![owner, lease, arg(EXPIRE_TIME)]),
+        3 | 4 => (scripts::LOCK_EXTEND, vec![owner, lease]),
+        _ => (scripts::LOCK_RELEASE, vec![owner]),
+    };
+    Call { script, keys: keys::lock("only"), args }
 }
 
 /// A command that leaves keys as no script of ours would.
@@ -340,8 +368,8 @@ fn vandalism(random: &mut Rng, segment: &Segment) -> Vec<Vec<u8>> {
         7 => words(&[b"ZADD", &unacked, b"1001", &member(random)]),
         8 => words(&[b"SREM", &released, &reservation_id(random)]),
         9 => {
-            let fields: [&[u8]; 4] = [b"revision", b"epoch", b"total", b"expire_time"];
-            words(&[b"HSET", &meta, fields[random.usize(..4)], b"x"])
+            let fields: [&[u8]; 5] = [b"revision", b"epoch", b"total", b"expire_time", b"held"];
+            words(&[b"HSET", &meta, fields[random.usize(..5)], b"x"])
         }
         10 => words(&[b"HSET", &meta, b"server", b"another"]),
         11 => words(&[b"HDEL", &meta, b"frozen"]),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future, stream};
 use sea_orm::ConnectionTrait;
 use seckill::{
     config::{SecretUrl, Settings},
@@ -22,7 +22,7 @@ use tonic_health::{
 use tonic_types::StatusExt as _;
 
 use crate::support::{
-    calls::{Shop, Win, drained, win},
+    calls::{Shop, Win, assert_history, drained, follow_epochs, win},
     databases::{self, Fresh, admin},
     process::channel,
     proxy::Proxy,
@@ -119,7 +119,11 @@ impl Shopping {
             over.store(true, Ordering::Relaxed);
             (left, returned)
         };
-        let (calls, (left, returned)) = tokio::join!(calls, outage);
+        let world = World { parts: self.server.parts.clone(), settings: self.settings.clone() };
+        let (calls, (left, returned)) = tokio::select! {
+            over = future::join(calls, outage) => over,
+            () = follow_epochs(&self.shop.log, &world, self.key()) => unreachable!("it never ends"),
+        };
         assert_refused_at_once(&calls, left, returned);
         self.settle(calls).await;
     }
@@ -149,6 +153,7 @@ impl Shopping {
         let books = world.read_books(&self.shop.key).await.unwrap();
         assert_eq!(books.contradictions(), Vec::<String>::new(), "{books:?}");
         assert_eq!(books.live_orders, i64::try_from(calls.len()).unwrap(), "{books:?}");
+        assert_history(&self.shop.log, &world, &self.shop.key, 1).await;
         self.server.stop().await;
     }
 }

@@ -10,11 +10,13 @@ use tokio::time::Instant;
 
 pub(crate) mod calls;
 pub(crate) mod databases;
+pub(crate) mod history;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod redis_server;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
+pub(crate) mod watched;
 pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.

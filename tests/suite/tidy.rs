@@ -24,6 +24,9 @@ const NAMES: &[(&str, &[&str])] = &[
             "activities.rs",
             "activities/",
             "admission/catalog.rs",
+            "audit.rs",
+            "reconcile.rs",
+            "reconcile/",
             "recovery.rs",
             "recovery/",
             "server.rs",
@@ -52,9 +55,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("error", &["database", "domain", "engine"]),
     ("offer", &["domain", "engine"]),
     ("orders", &["database", "domain", "entity", "outbox"]),
+    ("audit", &["database", "domain", "entity", "error"]),
     (
         "recovery",
-        &["circuit", "database", "domain", "engine", "entity", "error", "offer", "outbox"],
+        &[
+            "audit",
+            "circuit",
+            "database",
+            "domain",
+            "engine",
+            "entity",
+            "error",
+            "failpoints",
+            "offer",
+            "outbox",
+        ],
     ),
 ];
 

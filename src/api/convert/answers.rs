@@ -7,9 +7,10 @@ use prost_types::{Duration as PbDuration, Timestamp};
 use crate::{
     api::pb,
     domain::{
-        ActivityState, ActivityView, ConfirmOutcome, OfferPipeline, OfferView, PipelineStatus,
-        RefusedBecause, ReleaseOutcome, Reservation, ReservationState, ReserveOutcome, StockUpdate,
-        StockView, TimeMs, WarmUpReport,
+        ActivityState, ActivityView, AuditView, ConfirmOutcome, DeadLetterView, Difference,
+        DifferenceKind, OfferFigures, OfferPipeline, OfferView, PipelineStatus, ReconcileReport,
+        RefusedBecause, ReleaseOutcome, Reservation, ReservationState, ReserveOutcome,
+        SegmentFigures, StockUpdate, StockView, TimeMs, WarmUpReport,
     },
 };
 
@@ -227,6 +228,105 @@ impl From<OfferPipeline> for pb::OfferPipeline {
             orders_live: offer.orders_live,
             epoch: offer.epoch,
             frozen: offer.frozen,
+        }
+    }
+}
+
+impl From<AuditView> for pb::AuditEntry {
+    fn from(view: AuditView) -> Self {
+        Self {
+            audit_id: view.audit_id,
+            create_time: Some(timestamp(view.create_time)),
+            actor: view.actor,
+            action: view.action,
+            activity_id: view.activity_id,
+            sku_id: view.sku_id,
+            detail: view.detail,
+        }
+    }
+}
+
+impl From<DeadLetterView> for pb::DeadLetter {
+    fn from(view: DeadLetterView) -> Self {
+        Self {
+            reservation: Some(view.reservation.into()),
+            attempts: view.attempts,
+            last_error: view.last_error,
+            create_time: Some(timestamp(view.create_time)),
+            fail_time: Some(timestamp(view.fail_time)),
+        }
+    }
+}
+
+impl From<ReconcileReport> for pb::ReconcileReport {
+    fn from(report: ReconcileReport) -> Self {
+        Self {
+            activity_id: report.activity_id,
+            observe_time: Some(timestamp(report.observe_time)),
+            offers_checked: i32::try_from(report.offers.len()).unwrap_or(i32::MAX),
+            differences: report.differences.into_iter().map(Into::into).collect(),
+            difference_count: int64(report.difference_count),
+            unacked: int64(report.unacked),
+            pending: int64(report.pending),
+            releasing: int64(report.releasing),
+            dead: int64(report.dead),
+            offers: report.offers.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<OfferFigures> for pb::OfferFigures {
+    fn from(figures: OfferFigures) -> Self {
+        Self {
+            sku_id: figures.sku_id,
+            total: figures.total,
+            segments: figures.segments.into_iter().map(Into::into).collect(),
+            recorded: figures.recorded,
+            ordered: figures.ordered,
+            epoch: figures.epoch,
+        }
+    }
+}
+
+impl From<SegmentFigures> for pb::SegmentFigures {
+    fn from(figures: SegmentFigures) -> Self {
+        Self {
+            segment: int32(figures.segment),
+            remaining: int64(figures.remaining),
+            in_transfer: int64(figures.in_transfer),
+            held: int64(figures.held),
+        }
+    }
+}
+
+impl From<Difference> for pb::Difference {
+    fn from(difference: Difference) -> Self {
+        Self {
+            kind: pb::DifferenceKind::from(difference.kind).into(),
+            sku_id: difference.sku_id,
+            reservation_ids: difference.reservation_ids,
+            reservation_count: int64(difference.reservation_count),
+            expected: difference.expected,
+            actual: difference.actual,
+            detail: difference.detail,
+            repaired: difference.repaired,
+        }
+    }
+}
+
+impl From<DifferenceKind> for pb::DifferenceKind {
+    fn from(kind: DifferenceKind) -> Self {
+        match kind {
+            DifferenceKind::TakenNotRecorded => Self::TakenNotRecorded,
+            DifferenceKind::RecordedNotTaken => Self::RecordedNotTaken,
+            DifferenceKind::OrderWithoutRow => Self::OrderWithoutRow,
+            DifferenceKind::RowWithoutOrder => Self::RowWithoutOrder,
+            DifferenceKind::ReleasedStillHeld => Self::ReleasedStillHeld,
+            DifferenceKind::CounterDrift => Self::CounterDrift,
+            DifferenceKind::UnitsMissing => Self::UnitsMissing,
+            DifferenceKind::UnitsExcess => Self::UnitsExcess,
+            DifferenceKind::NegativeStock => Self::NegativeStock,
+            DifferenceKind::Oversold => Self::Oversold,
         }
     }
 }

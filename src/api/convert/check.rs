@@ -4,6 +4,7 @@ use std::{collections::HashMap, fmt, time::Duration};
 
 use prost_types::{Duration as PbDuration, Timestamp};
 
+use super::{DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, MAX_PAGE_TOKEN_LEN};
 use crate::{
     api::{pb, status::LISTED_VIOLATIONS},
     domain::{ActivityId, IdError, OfferKey, SkuId, TimeMs},
@@ -88,6 +89,23 @@ impl Check {
         let given = i64::from(given.unwrap_or(1));
         let number = self.range(path, given, min.into(), max.into())?;
         u32::try_from(number).ok()
+    }
+
+    /// The entries of a page; 0 stands for [`DEFAULT_PAGE_SIZE`].
+    pub(super) fn page_size(&mut self, given: i32) -> Option<u32> {
+        match given {
+            0 => Some(DEFAULT_PAGE_SIZE),
+            given => self.number("page_size", Some(given), 0, MAX_PAGE_SIZE),
+        }
+    }
+
+    /// Whether a page token is one of ours, the list itself must say.
+    pub(super) fn page_token(&mut self, token: &str) {
+        if token.len() > MAX_PAGE_TOKEN_LEN {
+            let rule =
+                format_args!("must be 0 to {MAX_PAGE_TOKEN_LEN} bytes (it has {})", token.len());
+            self.fail(format_args!("page_token"), rule);
+        }
     }
 
     pub(super) fn range(

@@ -263,6 +263,17 @@ fn names_hold_1_to_64_of_their_characters() {
         expect(watch_of(|it| it.sku_ids = vec![own()]), "sku_ids[0]", fine, &case);
         expect(activity_id(text), "activity_id", fine, &case);
         expect(activity_move(text, ""), "activity_id", fine, &case);
+        let rebuild = |sku_id: &str, activity_id: &str| {
+            rebuild_stock(&pb::RebuildStockRequest {
+                activity_id: activity_id.to_owned(),
+                sku_id: sku_id.to_owned(),
+                reason: String::new(),
+            })
+        };
+        expect(rebuild("", text), "activity_id", fine, &case);
+        // Empty means every offer.
+        expect(rebuild(text, "a"), "sku_id", fine || text.is_empty(), &case);
+        expect(page(0, String::new(), Some(text)), "activity_id", fine, &case);
         let status = pb::GetPipelineStatusRequest { activity_id: Some(own()) };
         expect(pipeline_status(&status), "activity_id", fine, &case);
         expect(spec(|it| it.activity_id = own()), "spec.activity_id", fine, &case);
@@ -307,6 +318,7 @@ fn tokens_hold_1_to_128_bytes_of_visible_ascii() {
         let by = Some(pb::get_reservation_request::By::ReservationId(own()));
         let by_id = reservation_query(&pb::GetReservationRequest { by });
         expect(by_id, "reservation_id", fine, &case);
+        expect(dead_letter(text, ""), "reservation_id", fine, &case);
     }
 }
 
@@ -333,6 +345,13 @@ fn texts_are_counted_in_characters_and_hold_no_control_characters() {
         let own = || text.to_owned();
         expect(with!(release, a_release(), reason = own()), "reason", fine, &case);
         expect(activity_move("a", text), "reason", fine, &case);
+        expect(dead_letter("r-1", text), "reason", fine, &case);
+        let rebuild = pb::RebuildStockRequest {
+            activity_id: "a".to_owned(),
+            sku_id: String::new(),
+            reason: own(),
+        };
+        expect(rebuild_stock(&rebuild), "reason", fine, &case);
     }
     for &(text, fine) in cases.iter().chain(&[("", false)]) {
         let case = format!("{text:.80?}");
@@ -382,6 +401,7 @@ fn numbers_are_accepted_up_to_their_edges() {
     for (number, fine) in [(-1, false), (0, true), (1, true), (1_000, true), (1_001, false)] {
         let request = pb::ListActivitiesRequest { page_size: number, ..Default::default() };
         expect(activity_list(request), "page_size", fine, &number.to_string());
+        expect(page(number, String::new(), None), "page_size", fine, &number.to_string());
     }
 }
 
@@ -423,6 +443,7 @@ fn page_tokens_have_at_most_1024_bytes() {
         let request =
             pb::ListActivitiesRequest { page_token: "x".repeat(len), ..Default::default() };
         expect(activity_list(request), "page_token", fine, &len.to_string());
+        expect(page(0, "x".repeat(len), None), "page_token", fine, &len.to_string());
     }
 }
 

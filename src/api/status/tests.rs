@@ -39,6 +39,12 @@ fn expected(error: &Error) -> Expected {
             "WARMUP_MISMATCH",
             &[("activity_id", "a-1"), ("detail", "total 500"), ("sku_id", "s-1")],
         ),
+        Error::NotDrained { .. } => (
+            Code::FailedPrecondition,
+            "NOT_DRAINED",
+            &[("activity_id", "a-1"), ("detail", "3 dead letters")],
+        ),
+        Error::InProgress(_) => (Code::Aborted, "IN_PROGRESS", &[("what", "a repair")]),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", &[]),
         Error::EngineUnavailable => (Code::Unavailable, "ENGINE_UNAVAILABLE", &[]),
         Error::DatabaseUnavailable => (Code::Unavailable, "DATABASE_UNAVAILABLE", &[]),
@@ -67,6 +73,8 @@ fn one_of_each() -> Vec<Error> {
             needed: "approve it",
         },
         Error::WarmupMismatch { offer: an_offer(), detail: "total 500".into() },
+        Error::NotDrained { activity_id: id(), detail: "3 dead letters".into() },
+        Error::InProgress("a repair"),
         Error::Overloaded,
         Error::EngineUnavailable,
         Error::DatabaseUnavailable,
@@ -113,7 +121,8 @@ fn a_status_says_when_to_come_back_exactly_when_a_repeat_can_help() {
         assert_eq!(header(PUSHBACK), millis, "{status:?}");
         // Whole seconds, rounded up.
         assert_eq!(header(RETRY_AFTER), wait.map(|_| 1), "{status:?}");
-        let retryable = matches!(status.code(), Code::Unavailable | Code::ResourceExhausted);
+        let retryable =
+            matches!(status.code(), Code::Unavailable | Code::ResourceExhausted | Code::Aborted);
         assert_eq!(wait.is_some(), retryable, "{status:?}");
     }
 }

@@ -254,17 +254,23 @@ impl Keyspace {
     fn set<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let expires_at = match args.len() {
             2 => None,
-            _ if !args.get(2).eq_ignore_ascii_case(b"PXAT") => {
-                return Err(refused_option("SET", args.get(2)));
-            }
-            4 => {
-                let at = integer(args.get(3)).ok_or(NOT_AN_INTEGER)?;
-                if at <= 0 {
-                    return Err("ERR invalid expire time in 'set' command".into());
+            len => {
+                let from = match &*args.get(2).to_ascii_uppercase() {
+                    b"PXAT" => 0,
+                    b"PX" => self.now_ms,
+                    _ => return Err(refused_option("SET", args.get(2))),
+                };
+                if len != 4 {
+                    return Err(SYNTAX);
                 }
-                Some(at)
+                let span = integer(args.get(3)).ok_or(NOT_AN_INTEGER)?;
+                match span.checked_add(from) {
+                    Some(at) if span > 0 => Some(at),
+                    Some(_) | None => {
+                        return Err("ERR invalid expire time in 'set' command".into());
+                    }
+                }
             }
-            _ => return Err(SYNTAX),
         };
         let key = args.get(0);
         self.remove(key);

@@ -1,0 +1,343 @@
+//! The engine against the outbox, reservation by reservation, while both move.
+//!
+//! The two are never read at one moment, so a suspicion is not yet a difference. It becomes one
+//! when a second look, in the right order, leaves no honest explanation:
+//!
+//! - The engine holds an **acknowledged** reservation, and SQL, read after that, has no row: it was
+//!   acknowledged after its commit, and rows are never deleted.
+//! - SQL says `released` or `refused`, which is final, and the engine, read after that, still holds
+//!   it: `released` is written after the engine gave it back. While it is unacknowledged, a
+//!   `refused` one is on its way back.
+//! - SQL has a live row, read before the engine **and** again after it, and the engine does not hold
+//!   it: units are taken before the row is written, and given back after it ceased to be live.
+//!
+//! All of it holds within one epoch, so an offer whose epoch moved is compared anew.
+
+use std::collections::HashMap;
+
+use super::{Compared, Reconciler};
+use crate::{
+    domain::{BuyerId, Difference, DifferenceKind, ReservationId, SegmentFigures},
+    engine::{
+        EngineError,
+        scripts::{Held, Levels, PAGE, Refusal, Seen, Stamp},
+    },
+    entity::outbox::OutboxState,
+    error::Error,
+    offer::Offer,
+    outbox::Row,
+};
+
+/// Reservations behind one kind of difference.
+#[derive(Debug, Default)]
+struct Suspects {
+    names: Vec<String>,
+    count: u64,
+    /// Units by the outbox, and by the engine.
+    recorded: i64,
+    held: i64,
+}
+
+impl Suspects {
+    fn add(&mut self, id: &str, recorded: u32, held: u32) {
+        // The engine may show a reservation twice.
+        if self.names.iter().any(|name| name == id) {
+            return;
+        }
+        if self.names.len() < Difference::MAX_NAMED {
+            self.names.push(id.to_owned());
+        }
+        self.count += 1;
+        self.recorded += i64::from(recorded);
+        self.held += i64::from(held);
+    }
+
+    fn report(self, kind: DifferenceKind, offer: &Offer, detail: &str) -> Option<Difference> {
+        (self.count > 0).then(|| Difference {
+            kind,
+            sku_id: offer.key.sku_id.to_string(),
+            reservation_ids: self.names,
+            reservation_count: self.count,
+            expected: self.recorded,
+            actual: self.held,
+            detail: format!("{} {detail}", self.count),
+            repaired: false,
+        })
+    }
+}
+
+/// What the walks found.
+#[derive(Debug, Default)]
+struct Found {
+    taken_not_recorded: Suspects,
+    recorded_not_taken: Suspects,
+    released_still_held: Suspects,
+}
+
+/// The engine can't be compared now: it is to be rebuilt first, or was in the middle.
+struct Moved;
+
+enum Stop {
+    Moved,
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Error(error)
+    }
+}
+
+impl From<Moved> for Stop {
+    fn from(_: Moved) -> Self {
+        Stop::Moved
+    }
+}
+
+impl Reconciler {
+    /// Adds what only the engine can tell; false when the offer must be rebuilt first, or was
+    /// rebuilt in the middle.
+    pub(super) async fn compare_with_engine(
+        &self,
+        offer: &Offer,
+        compared: &mut Compared,
+    ) -> Result<bool, Error> {
+        match self.try_compare(offer, compared).await {
+            Ok(()) => Ok(true),
+            Err(Stop::Moved) => Ok(false),
+            Err(Stop::Error(error)) => Err(error),
+        }
+    }
+
+    async fn try_compare(&self, offer: &Offer, compared: &mut Compared) -> Result<(), Stop> {
+        let epoch = u64::try_from(compared.figures.epoch).unwrap_or(0);
+        if let Some(corrupt) = self.corrupt(offer).await? {
+            compared.differences.push(corrupt);
+            return Ok(());
+        }
+        let mut found = Found::default();
+        self.walk_engine(offer, epoch, &mut found).await?;
+        self.walk_outbox(offer, epoch, &mut found).await?;
+        let levels = offer.segment.scripts.levels().await;
+        let levels = levels.map_err(|error| self.engine_failed(error))?;
+        let levels = in_epoch(levels, epoch, |levels| levels.stamp)?;
+        compared.unacked = levels.unacked;
+        compared.figures.segments = vec![SegmentFigures {
+            segment: 0,
+            remaining: levels.stock,
+            in_transfer: 0,
+            held: levels.held,
+        }];
+        compared.differences.extend(units(offer, &levels));
+        let kinds = [
+            found.taken_not_recorded.report(
+                DifferenceKind::TakenNotRecorded,
+                offer,
+                "acknowledged reservations in the engine have no outbox row",
+            ),
+            found.recorded_not_taken.report(
+                DifferenceKind::RecordedNotTaken,
+                offer,
+                "live outbox rows are not in the engine, or with another quantity",
+            ),
+            found.released_still_held.report(
+                DifferenceKind::ReleasedStillHeld,
+                offer,
+                "reservations are over in the outbox and still held in the engine",
+            ),
+        ];
+        compared.differences.extend(kinds.into_iter().flatten());
+        Ok(())
+    }
+
+    /// Figures that are none. Whoever meets them freezes the offer, and it is rebuilt.
+    async fn corrupt(&self, offer: &Offer) -> Result<Option<Difference>, Error> {
+        let detail = match offer.segment.scripts.levels().await {
+            Ok(Err(Refusal::Frozen { reason, .. })) if reason == "corrupt" => {
+                "the stock, or the units in reservations, are no whole number of at least 0"
+                    .to_owned()
+            }
+            Err(EngineError::Script(text)) => format!("the segment can't be read: {text}"),
+            Err(error) => return Err(self.engine_failed(error)),
+            Ok(Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => return Ok(None),
+        };
+        Ok(Some(Difference {
+            kind: DifferenceKind::NegativeStock,
+            sku_id: offer.key.sku_id.to_string(),
+            reservation_ids: Vec::new(),
+            reservation_count: 0,
+            expected: 0,
+            actual: 0,
+            detail,
+            repaired: false,
+        }))
+    }
+
+    /// Every reservation of the engine has its row.
+    async fn walk_engine(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
+        let mut cursor = "0".to_owned();
+        loop {
+            let page = offer.segment.scripts.holdings_page(&cursor).await;
+            let page = page.map_err(|error| self.engine_failed(error))?;
+            let (_, next, held) = in_epoch(page, epoch, |(stamp, ..)| *stamp)?;
+            for some in held.chunks(PAGE) {
+                self.check_held(offer, epoch, some, found).await?;
+            }
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    async fn check_held(
+        &self,
+        offer: &Offer,
+        epoch: u64,
+        held: &[Held],
+        found: &mut Found,
+    ) -> Result<(), Stop> {
+        let id = |held: &Held| held.record.reservation_id.clone();
+        let rows = self.rows_by_id(held.iter().map(|held| &held.record.reservation_id)).await?;
+        let suspects: Vec<&Held> = held
+            .iter()
+            .filter(|held| match rows.get(id(held).as_str()) {
+                None => true,
+                Some(row) => matches!(row.state, OutboxState::Released | OutboxState::Refused),
+            })
+            .collect();
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let slots = suspects.iter().map(|held| (&held.buyer, held.slot));
+        let seen = self.look_up(offer, epoch, slots).await?;
+        let still: Vec<(&Held, Seen)> = suspects
+            .into_iter()
+            .zip(seen)
+            .filter_map(|(held, seen)| Some((held, seen?)))
+            .filter(|(held, seen)| seen.record.reservation_id == id(held) && !seen.unacked)
+            .collect();
+        let ids = still.iter().map(|(held, _)| &held.record.reservation_id);
+        let rows_again = self.rows_by_id(ids).await?;
+        for (held, seen) in still {
+            let id = id(held);
+            match (rows.get(id.as_str()), rows_again.get(id.as_str())) {
+                (Some(row), _) => {
+                    // Final when it was read, and held after that.
+                    debug_assert!(matches!(
+                        row.state,
+                        OutboxState::Released | OutboxState::Refused
+                    ));
+                    found.released_still_held.add(id.as_str(), 0, seen.record.quantity);
+                }
+                (None, None) => {
+                    found.taken_not_recorded.add(id.as_str(), 0, seen.record.quantity);
+                }
+                // Its commit arrived between the two looks.
+                (None, Some(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Every live row has its reservation in the engine.
+    async fn walk_outbox(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
+        let mut last_id = 0;
+        loop {
+            let rows = self.live_rows(offer, last_id, PAGE).await?;
+            let Some(last) = rows.last() else { return Ok(()) };
+            last_id = last.id;
+            self.check_live(offer, epoch, &rows, found).await?;
+        }
+    }
+
+    async fn check_live(
+        &self,
+        offer: &Offer,
+        epoch: u64,
+        rows: &[Row],
+        found: &mut Found,
+    ) -> Result<(), Stop> {
+        let slots: Vec<(BuyerId, u32, ReservationId)> = rows
+            .iter()
+            .map(|row| {
+                let reservation = row.reservation()?;
+                let slot = row.slot.and_then(|slot| u32::try_from(slot).ok()).unwrap_or(0);
+                Ok((reservation.buyer, slot, reservation.reservation_id))
+            })
+            .collect::<Result<_, Error>>()?;
+        let asked = slots.iter().map(|(buyer, slot, _)| (buyer, *slot));
+        let seen = self.look_up(offer, epoch, asked).await?;
+        let suspects: HashMap<&ReservationId, u32> = rows
+            .iter()
+            .zip(&slots)
+            .zip(&seen)
+            .filter_map(|((row, (.., id)), seen)| {
+                let held = seen.as_ref().filter(|seen| seen.record.reservation_id == *id);
+                let held = held.map_or(0, |seen| seen.record.quantity);
+                (held != row.units()).then_some((id, held))
+            })
+            .collect();
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let again = self.rows_by_id(suspects.keys().copied()).await?;
+        for (id, held) in suspects {
+            match again.get(id.as_str()) {
+                Some(row) if super::sql::LIVE.contains(&row.state) => {
+                    found.recorded_not_taken.add(id.as_str(), row.units(), held);
+                }
+                // Given back between the two looks.
+                Some(_) | None => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn look_up(
+        &self,
+        offer: &Offer,
+        epoch: u64,
+        slots: impl ExactSizeIterator<Item = (&BuyerId, u32)>,
+    ) -> Result<Vec<Option<Seen>>, Stop> {
+        let answer = offer.segment.scripts.lookup(slots).await;
+        let answer = answer.map_err(|error| self.engine_failed(error))?;
+        Ok(in_epoch(answer, epoch, |(stamp, _)| *stamp).map(|(_, seen)| seen)?)
+    }
+}
+
+/// What the engine answered, if it sells under this epoch.
+fn in_epoch<T>(
+    answer: Result<T, Refusal>,
+    epoch: u64,
+    stamp: impl Fn(&T) -> Stamp,
+) -> Result<T, Moved> {
+    match answer {
+        Ok(found) if stamp(&found).epoch == epoch => Ok(found),
+        Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => Err(Moved),
+    }
+}
+
+/// The units that are left and in reservations, which change together, are the total.
+fn units(offer: &Offer, levels: &Levels) -> Option<Difference> {
+    let sum = levels.stock + levels.held;
+    let kind = match sum.cmp(&levels.total) {
+        std::cmp::Ordering::Less => DifferenceKind::UnitsMissing,
+        std::cmp::Ordering::Equal => return None,
+        std::cmp::Ordering::Greater => DifferenceKind::UnitsExcess,
+    };
+    let signed = |units: u64| i64::try_from(units).unwrap_or(i64::MAX);
+    Some(Difference {
+        kind,
+        sku_id: offer.key.sku_id.to_string(),
+        reservation_ids: Vec::new(),
+        reservation_count: 0,
+        expected: signed(levels.total),
+        actual: signed(sum),
+        detail: format!(
+            "{} units are left and {} in reservations, of {} in all",
+            levels.stock, levels.held, levels.total
+        ),
+        repaired: false,
+    })
+}
