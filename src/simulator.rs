@@ -161,7 +161,12 @@ struct Trace {
 }
 
 impl World {
-    fn new(plan: Plan, broken: Option<Break>, verbose: bool) -> Self {
+    fn new(mut plan: Plan, broken: Option<Break>, verbose: bool) -> Self {
+        if broken.is_some() {
+            // What is broken shows only when something else goes wrong; that is not to be waited for.
+            plan.rates.failover = 0.1;
+            plan.rates.commit_lost_after = 0.1;
+        }
         let dice = Mutex::new(fastrand::Rng::with_seed(plan.seed));
         let trace = Trace { lines: verbose.then(Vec::new), ..Trace::default() };
         Self {
