@@ -22,6 +22,7 @@ mod engine_differential;
 mod engine_redis;
 mod faults;
 mod flows;
+mod http;
 mod known_faults;
 mod locks;
 mod operations;
