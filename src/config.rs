@@ -11,7 +11,7 @@ mod load;
 mod render;
 mod secret;
 
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -132,19 +132,23 @@ impl Settings {
     /// # Errors
     /// A sentence that says what to change.
     pub fn check_exposure(&self, insecure: bool) -> Result<(), SettingsError> {
-        let ports = [("grpc.addr", Some(self.grpc.addr)), ("http.addr", self.http.addr.0)];
-        let problems: Vec<String> = ports
-            .into_iter()
-            .filter_map(|(key, addr)| Some((key, addr.filter(|addr| !addr.ip().is_loopback())?)))
-            .map(|(key, addr)| {
-                format!(
-                    "{key} = {addr}: others can reach this address, and no tokens are set. \
-                     Listen on 127.0.0.1 or [::1], or add --insecure where the network keeps \
-                     strangers out"
-                )
-            })
-            .collect();
+        let problem = |(key, addr)| {
+            format!(
+                "{key} = {addr}: others can reach this address, and no tokens are set. \
+                 Listen on 127.0.0.1 or [::1], or add --insecure where the network keeps \
+                 strangers out"
+            )
+        };
+        let problems: Vec<String> = self.exposed().map(problem).collect();
         if insecure || problems.is_empty() { Ok(()) } else { Err(SettingsError { problems }) }
+    }
+
+    /// The addresses that others can reach, each with its key.
+    pub fn exposed(&self) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+        [("grpc.addr", Some(self.grpc.addr)), ("http.addr", self.http.addr.0)]
+            .into_iter()
+            .filter_map(|(key, addr)| Some((key, addr?)))
+            .filter(|(_, addr)| !addr.ip().is_loopback())
     }
 
     fn breaches(&self) -> Vec<Breach> {

@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn every_family_is_described_from_the_start() {
-        script("levels");
+        let _levels = script("levels");
         serves_on("embedded", "sqlite");
         let text = text(Shown { engine_up: true, database_up: false, frozen_offers: 3 });
         for Family { name, kind, help, .. } in FAMILIES {

@@ -146,13 +146,11 @@ fn check_settings(loaded: &Loaded) -> Finding {
     Finding::ok("settings", format!("valid; {from}, {} set", loaded.origins.len()))
 }
 
-fn check_exposure(settings: &Settings) -> Option<Finding> {
-    settings.check_exposure(false).err().map(|error| {
-        let keys: Vec<&str> =
-            error.problems.iter().filter_map(|problem| problem.split(' ').next()).collect();
+fn check_exposure(settings: &Settings) -> impl Iterator<Item = Finding> {
+    settings.exposed().map(|(_, addr)| {
         Finding::warn(
             "exposure",
-            format!("others can reach {}, and callers are not asked who they are", keys.join(", ")),
+            format!("others can reach {addr}, and callers are not asked who they are"),
             "listen on 127.0.0.1, or start with --insecure inside a network that keeps strangers out",
         )
     })

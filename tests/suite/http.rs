@@ -8,6 +8,7 @@ use std::{
 
 use sea_orm::ConnectionTrait as _;
 use seckill::{
+    api::pb::{ReconcileRequest, seckill_admin_client::SeckillAdminClient},
     config::{OptionalAddr, SecretUrl, Settings},
     server::{Server, StartError},
 };
@@ -122,7 +123,7 @@ async fn becomes(addr: SocketAddr, code: u16, text: &str) {
 const READY: &str = "engine: there\ndatabase: there\nshutting down: no\nready\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rebuild_and_a_dead_letter_show_in_the_metrics() {
+async fn what_went_wrong_shows_in_the_metrics() {
     databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
         let ground = Ground::redis(fresh).await;
         let redis = ground.redis.as_ref().unwrap();
@@ -130,7 +131,9 @@ async fn a_rebuild_and_a_dead_letter_show_in_the_metrics() {
         let key = world.open_sale(&Sale::default()).await;
         world.win(&key, "unlucky", "r").await;
         let poison = "UPDATE outbox SET state = 'dead', last_error = 'in the way', settle_time = 1";
-        world.parts.database.writer().execute_unprepared(poison).await.unwrap();
+        for broken in [poison, "UPDATE offers SET sold = 1"] {
+            world.parts.database.writer().execute_unprepared(broken).await.unwrap();
+        }
         world.close().await;
 
         let serve = Serve::over(&ground.settings()).with("HTTP__ADDR", "127.0.0.1:0");
@@ -173,6 +176,15 @@ async fn a_rebuild_and_a_dead_letter_show_in_the_metrics() {
             (metrics(addr).await["seckill_dead_letters"] == 1.0).then_some(())
         })
         .await;
+
+        let mut admin = SeckillAdminClient::new(process.channel().await);
+        let activity_id = key.activity_id.to_string();
+        admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
+        let compared = metrics(addr).await;
+        for (kind, differences) in [("counter_drift", 1.0), ("oversold", 0.0)] {
+            let series = format!("seckill_reconcile_differences{{kind=\"{kind}\"}}");
+            assert_eq!(compared.get(&series), Some(&differences), "{series} in {compared:?}");
+        }
         process.stop().await;
     })
     .await;
