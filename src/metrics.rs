@@ -159,7 +159,7 @@ pub struct ScriptMeter {
 }
 
 impl ScriptMeter {
-    /// Counts one call: two atomic steps, without a look-up or an allocation of its own.
+    /// Counts one call, without a look-up of names or an allocation of its own.
     pub fn note(&self, result: CallResult, took: Duration) {
         self.calls[result as usize].increment(1);
         self.seconds.record(took);
