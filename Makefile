@@ -1,10 +1,11 @@
 # `make` alone lists the targets. What CI runs (.ci/run) is these targets, step by step.
 
 PYTHON := $(CURDIR)/target/venv/bin/python
+FAULTS := cargo test --locked --test faults --
 BUF := target/tools/node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fmt docs services demo clean
+.PHONY: help test soak faults faults-short lint fmt docs services demo clean
 .PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -12,6 +13,17 @@ help: ## list the targets
 
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
+
+soak: services ## search for hours for what breaks a promise: SECKILL_SIM_SECONDS, SECKILL_MODEL_STEPS
+	SECKILL_SIM_SECONDS=$${SECKILL_SIM_SECONDS:-600} SECKILL_SIM_THREADS=$${SECKILL_SIM_THREADS:-$$(nproc)} \
+	  cargo test --release --locked --lib simulator::tests::no_seed_breaks_a_promise -- --nocapture
+	SECKILL_MODEL_STEPS=$${SECKILL_MODEL_STEPS:-500000} \
+	  scripts/with-services cargo test --locked --test suite -- model::
+faults: services ## break every store, wire and server, on every database, and print what was lost (25 minutes)
+	$(FAULTS) --full --json target/faults.json
+
+faults-short: services ## the same, each fault once (4 minutes)
+	$(FAULTS) --short --json target/faults-short.json
 
 lint: check-fmt check-proto check-lua check-clippy check-docs ## run every check that is not a test
 

@@ -70,3 +70,13 @@ find_first() {
 
 find_mariadb_install() { find_first mariadb-install-db mysql_install_db; }
 find_mariadb_client() { find_first mariadb mysql; }
+
+# The library that lies about the time.
+find_faketime() {
+  local path
+  for path in /usr/lib/*/faketime/libfaketime.so.1 /usr/lib*/faketime/libfaketime.so.1 \
+    /usr/lib/faketime/libfaketime.so.1; do
+    [[ -e $path ]] && printf '%s\n' "$path" && return 0
+  done
+  return 1
+}

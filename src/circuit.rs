@@ -2,9 +2,12 @@
 //!
 //! Whoever sees the store fail trips it; the one probe in `server` closes it again.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::sync::Notify;
@@ -17,13 +20,20 @@ pub struct Circuit {
     why: Mutex<String>,
     /// Told when the circuit opens, so that the probe does not wait for its next turn.
     pub tripped: Notify,
+    opened: Notify,
 }
 
 impl Circuit {
     /// A closed circuit in front of `store`.
     #[must_use]
     pub fn new(store: &'static str) -> Self {
-        Self { store, open: AtomicBool::new(false), why: Mutex::default(), tripped: Notify::new() }
+        Self {
+            store,
+            open: AtomicBool::new(false),
+            why: Mutex::default(),
+            tripped: Notify::new(),
+            opened: Notify::new(),
+        }
     }
 
     /// Whether calls are to be refused.
@@ -37,6 +47,21 @@ impl Circuit {
         if !self.open.swap(true, Ordering::AcqRel) {
             tracing::error!(store = self.store, why, "refusing calls: the store is away");
             self.tripped.notify_one();
+            self.opened.notify_waiters();
+        }
+    }
+
+    /// Waits until the store is away, and has been for this long.
+    pub async fn stays_open(&self, span: Duration) {
+        loop {
+            let opened = self.opened.notified();
+            if !self.is_open() {
+                opened.await;
+            }
+            tokio::time::sleep(span).await;
+            if self.is_open() {
+                return;
+            }
         }
     }
 

@@ -2,26 +2,27 @@
 //!
 //! **Promises:** a write transaction is READ COMMITTED on the servers and BEGIN IMMEDIATE
 //! through one writer on SQLite. Statements and lock waits end by limits that the server keeps,
-//! so no SQL future needs a timeout of ours. A connection goes back to the pool without an open
+//! so no SQL future needs a timeout of ours, but where nobody answers at all (`pools`). A connection goes back to the pool without an open
 //! transaction, also when the future of [`Database::begin`] was dropped. No message holds a
 //! password.
 //!
 //! SQLite in memory has one connection for everything: what reads through
 //! [`Database::reader`] while it holds a transaction waits for itself.
 
+mod connection;
 mod fault;
 mod finish;
 mod lease;
 mod location;
 mod migrate;
+mod pools;
 mod rows;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use sea_orm::{
-    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DatabaseTransaction,
-    DbBackend, DbErr, RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
-    TransactionTrait,
+    ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DbBackend, DbErr,
+    RuntimeErr, SqliteTransactionMode, Statement, TransactionOptions,
     sqlx::{
         self, ConnectOptions as _, Connection as _, Executor as _,
         mysql::MySqlConnectOptions,
@@ -37,13 +38,18 @@ use crate::domain::{Clock, TimeMs};
 pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use finish::finish;
 pub use lease::{Acquired, Lease};
+pub use pools::{Pool, Transaction};
 pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
 
 use location::Location;
+use pools::{Connections, Side};
 
 /// A connection that was idle for this long is tried before it is handed out. Busier ones are
 /// not: that would be one round trip per transaction.
 const TRUSTED_WHILE_IDLE_FOR: Duration = Duration::from_secs(1);
+
+/// Not even a machine that is short of time lets a transaction of ours wait for so long.
+const SHORTEST_IDLE_LIMIT_MS: u64 = 3_000;
 
 /// Which database, and the limits that keep every wait short.
 #[derive(Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -52,7 +58,8 @@ pub struct DatabaseSettings {
     /// `sqlite://path`, `sqlite::memory:`, `postgres://user@host/name` or `mysql://user@host/name`.
     #[serde(serialize_with = "without_password")]
     pub url: String,
-    /// The most connections of one server process; SQLite: readers, besides the one writer.
+    /// The most connections of one server process, beside the one of its probe; SQLite: readers,
+    /// beside the one writer.
     pub max_connections: u32,
     /// How long to wait at start for a database that does not answer yet.
     pub connect_timeout_ms: u64,
@@ -101,6 +108,12 @@ impl DatabaseSettings {
     #[must_use]
     pub fn masked_url(&self) -> String {
         location::masked(&self.url)
+    }
+
+    /// When the server ends a transaction whose client says nothing: one that is gone without a word
+    /// would keep its locks for ever. Ours never think for so long.
+    fn idle_limit_ms(&self) -> u64 {
+        self.lock_timeout_ms.max(SHORTEST_IDLE_LIMIT_MS)
     }
 
     /// What is wrong with the settings, as (key, sentence); nothing is opened.
@@ -183,8 +196,10 @@ pub struct Database {
 #[derive(Debug)]
 struct Inner {
     backend: Backend,
-    reader: DatabaseConnection,
-    writer: DatabaseConnection,
+    connections: Connections,
+    reader: Pool,
+    writer: Pool,
+    probe: Pool,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -213,9 +228,9 @@ impl Database {
                 (only.clone(), only)
             }
             Location::File(path) => {
-                let writer = connect(file_pool(path, settings, Side::Writer));
+                let writer = connect(file_pool(path, settings, false));
                 let writer = writer.await.map_err(|e| at(&location, &e))?;
-                let reader = connect(file_pool(path, settings, Side::Reader));
+                let reader = connect(file_pool(path, settings, true));
                 (writer, reader.await.map_err(|e| at(&location, &e))?)
             }
             Location::Postgres(url) | Location::MySql(url) => {
@@ -225,12 +240,39 @@ impl Database {
             }
         };
         let backend = location.backend();
-        let settings = settings.clone();
-        let clock = Clock::default();
-        let database =
-            Self { inner: Arc::new(Inner { backend, reader, writer, location, settings, clock }) };
+        let connections = Connections::new(&location, settings, reader, writer).await;
+        let connections = connections.map_err(|error| at(&location, &error))?;
+        let database = Self {
+            inner: Arc::new(Inner {
+                backend,
+                reader: connections.pool(Side::Reader),
+                writer: connections.pool(Side::Writer),
+                probe: connections.pool(Side::Probe),
+                connections,
+                location,
+                settings: settings.clone(),
+                clock: Clock::default(),
+            }),
+        };
         database.read_clock().await.map_err(|e| at(&database.inner.location, &e))?;
         Ok(database)
+    }
+
+    /// The simulator's database, as one of its servers reaches it.
+    #[cfg(test)]
+    pub(crate) fn simulated(line: &crate::simulator::sql::Line) -> Self {
+        let connections = Connections::simulated(line);
+        let inner = Inner {
+            backend: Backend::Sqlite,
+            reader: connections.pool(Side::Reader),
+            writer: connections.pool(Side::Writer),
+            probe: connections.pool(Side::Probe),
+            connections,
+            location: Location::Memory,
+            settings: DatabaseSettings::default(),
+            clock: Clock::default(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     #[must_use]
@@ -241,7 +283,7 @@ impl Database {
     /// For statements outside of a transaction, reads above all: on SQLite a pool that can't
     /// write. Transactions begin with [`Database::begin`] only.
     #[must_use]
-    pub fn reader(&self) -> &DatabaseConnection {
+    pub fn reader(&self) -> &Pool {
         &self.inner.reader
     }
 
@@ -258,10 +300,14 @@ impl Database {
     /// # Errors
     /// [`classify`] calls them [`SqlFault::Away`], or on SQLite [`SqlFault::RolledBack`] when
     /// another process kept its lock for too long. Nothing was kept.
-    pub async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    pub async fn begin(&self) -> Result<Transaction, DbErr> {
+        self.begin_on(Side::Writer).await
+    }
+
+    async fn begin_on(&self, side: Side) -> Result<Transaction, DbErr> {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
-        let begun = tokio::spawn(async move { inner.begin().await });
+        let begun = tokio::spawn(async move { inner.begin(side).await });
         match begun.await {
             Ok(begun) => begun,
             Err(stopped) => match stopped.try_into_panic() {
@@ -282,7 +328,7 @@ impl Database {
 
     /// For single statements that write, outside of a transaction.
     #[must_use]
-    pub fn writer(&self) -> &DatabaseConnection {
+    pub fn writer(&self) -> &Pool {
         &self.inner.writer
     }
 
@@ -299,13 +345,14 @@ impl Database {
     }
 
     /// Asks for the database's clock and keeps its distance to this machine's, for
-    /// [`Database::clock`]. Also the smallest question that shows whether the database answers.
+    /// [`Database::clock`]. Also the smallest question that shows whether the database answers:
+    /// it has a connection of its own, and waits for nobody.
     ///
     /// # Errors
     /// Those of any read.
     pub async fn read_clock(&self) -> Result<(), DbErr> {
         let before = TimeMs::now();
-        let there = self.now().await?;
+        let there = now_on(&self.inner.probe).await?;
         let after = TimeMs::now();
         let here = before.0 + (after.0 - before.0) / 2;
         self.inner.clock.set_ahead(there.0 - here);
@@ -317,10 +364,17 @@ impl Database {
     /// # Errors
     /// Those of any transaction.
     pub async fn try_write(&self) -> Result<(), DbErr> {
-        let probe = self.acquire_lease("write_probe", "", Duration::ZERO).await?;
-        match probe {
+        let transaction = self.begin_on(Side::Probe).await?;
+        match lease::acquire(transaction, "write_probe", "", Duration::ZERO).await? {
             Acquired::Granted(_) | Acquired::Held { .. } => Ok(()),
         }
+    }
+
+    /// Leaves every connection to itself and takes new ones: the database does not answer on those,
+    /// and says nothing. What waits for an answer fails, with an unknown result. SQLite is never
+    /// given up.
+    pub async fn give_up(&self) {
+        self.inner.connections.give_up().await;
     }
 
     /// Closes every connection, once those in use have come back.
@@ -328,8 +382,7 @@ impl Database {
     /// # Errors
     /// None that is known.
     pub async fn close(&self) -> Result<(), DbErr> {
-        self.inner.reader.close_by_ref().await?;
-        self.inner.writer.close_by_ref().await
+        self.inner.connections.close().await
     }
 }
 
@@ -351,7 +404,7 @@ pub async fn now_on<C: ConnectionTrait>(db: &C) -> Result<TimeMs, DbErr> {
 }
 
 impl Inner {
-    async fn begin(&self) -> Result<DatabaseTransaction, DbErr> {
+    async fn begin(&self, side: Side) -> Result<Transaction, DbErr> {
         let sqlite_transaction_mode = match self.backend {
             Backend::Sqlite => Some(SqliteTransactionMode::Immediate),
             Backend::Postgres | Backend::MySql => None,
@@ -360,7 +413,7 @@ impl Inner {
         // After a restart of the database every connection of the pool may be dead.
         let mut left = self.settings.max_connections;
         loop {
-            match self.writer.begin_with_options(options).await {
+            match self.connections.begin(side, options).await {
                 Err(DbErr::Query(RuntimeErr::SqlxError(cause))) if fault::is_lost(&cause) => {
                     if left == 0 {
                         return Err(DbErr::Conn(RuntimeErr::SqlxError(cause)));
@@ -371,11 +424,6 @@ impl Inner {
             }
         }
     }
-}
-
-enum Side {
-    Writer,
-    Reader,
 }
 
 async fn connect(options: ConnectOptions) -> Result<DatabaseConnection, DbErr> {
@@ -402,17 +450,14 @@ fn memory_pool(settings: &DatabaseSettings) -> ConnectOptions {
     options
 }
 
-fn file_pool(path: &std::path::Path, settings: &DatabaseSettings, side: Side) -> ConnectOptions {
+fn file_pool(path: &std::path::Path, settings: &DatabaseSettings, reads: bool) -> ConnectOptions {
     // The path goes in below: in a URL it would have to be escaped.
     let mut options = pool("sqlite::memory:", settings);
     options.idle_timeout(None).max_lifetime(None);
-    let query_only = match side {
-        Side::Writer => {
-            options.max_connections(1);
-            "OFF"
-        }
-        Side::Reader => "ON",
-    };
+    let query_only = if reads { "ON" } else { "OFF" };
+    if !reads {
+        options.max_connections(1);
+    }
     let sqlite = sqlite_options(path, settings).pragma("query_only", query_only);
     options.map_sqlx_sqlite_opts(move |_| sqlite.clone().disable_statement_logging());
     options
@@ -450,24 +495,30 @@ fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> P
     options.application_name("seckill").options([
         ("statement_timeout", settings.statement_timeout_ms.to_string()),
         ("lock_timeout", settings.lock_timeout_ms.to_string()),
+        ("idle_in_transaction_session_timeout", settings.idle_limit_ms().to_string()),
+        ("tcp_keepalives_idle", "30".to_owned()),
+        ("tcp_keepalives_interval", "10".to_owned()),
+        ("tcp_keepalives_count", "3".to_owned()),
         ("default_transaction_isolation", "read committed".to_owned()),
     ])
 }
 
 /// What each session of MySQL or MariaDB is told: READ COMMITTED, or a select after a conflict
 /// may not see the rival's row; strict, or values are cut to fit; and the limits. The comments
-/// are code, each for one of the two. MySQL limits SELECT statements only.
+/// are code, each for one of the two. MySQL limits SELECT statements only, and ends a transaction
+/// whose client is gone without a word by ending every session that says nothing for so long.
 fn mysql_session(settings: &DatabaseSettings) -> String {
     format!(
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
          SET SESSION sql_mode = 'STRICT_ALL_TABLES,PIPES_AS_CONCAT,NO_ENGINE_SUBSTITUTION,\
          NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO', \
          innodb_lock_wait_timeout = {lock_s} \
-         /*M!, max_statement_time = {statement_s} */ \
-         /*!80000 , max_execution_time = {statement_ms} */",
+         /*M!, max_statement_time = {statement_s}, idle_transaction_timeout = {idle_s} */ \
+         /*!80000 , max_execution_time = {statement_ms}, wait_timeout = {idle_s} */",
         lock_s = settings.lock_timeout_ms.div_ceil(1_000),
         statement_s = Duration::from_millis(settings.statement_timeout_ms).as_secs_f64(),
         statement_ms = settings.statement_timeout_ms,
+        idle_s = settings.idle_limit_ms().div_ceil(1_000),
     )
 }
 

@@ -162,7 +162,7 @@ pub fn name_reservation(
     request_id: Option<&RequestId>,
 ) -> ReservationId {
     let uuid = match request_id {
-        None => Uuid::now_v7(),
+        None => new_uuid(),
         Some(request_id) => {
             let parts = [
                 offer.activity_id.as_str(),
@@ -185,12 +185,21 @@ pub fn name_reservation(
 #[must_use]
 pub fn new_order_no() -> OrderNo {
     const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-    let bits = Uuid::now_v7().as_u128();
+    let bits = new_uuid().as_u128();
     let text: String = (0..26u32)
         .rev()
         .map(|place| char::from(ALPHABET[((bits >> (5 * place)) & 31) as usize]))
         .collect();
     OrderNo(text.into())
+}
+
+/// A name that nothing else has: a UUIDv7.
+pub(crate) fn new_uuid() -> Uuid {
+    #[cfg(test)]
+    if let Some(uuid) = crate::simulator::new_uuid() {
+        return uuid;
+    }
+    Uuid::now_v7()
 }
 
 /// Milliseconds since 1970-01-01T00:00:00Z: every time in the engine and in SQL.
@@ -201,6 +210,10 @@ impl TimeMs {
     /// This machine's clock.
     #[must_use]
     pub fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = crate::simulator::now() {
+            return now;
+        }
         let since =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))

@@ -112,7 +112,8 @@ pub mod database;
 pub mod entity;
 
 pub mod config;
-mod failpoints;
+#[doc(hidden)]
+pub mod failpoints;
 pub mod metrics;
 pub mod telemetry;
 
@@ -122,3 +123,7 @@ pub mod http;
 pub mod server;
 
 pub mod cli;
+
+// What proves it.
+#[cfg(test)]
+mod simulator;

@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 
-use sea_orm::{
-    ActiveValue::Set, ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
-};
+use sea_orm::{ActiveValue::Set, ColumnTrait, DbErr, EntityTrait, QueryFilter};
 
 use crate::{
-    database::insert_ignore,
+    database::{Transaction, insert_ignore},
     domain::TimeMs,
     entity::{offers, orders, orders::OrderState},
     outbox::Row,
@@ -21,7 +19,7 @@ use crate::{
 /// # Errors
 /// Those of the database; the transaction is then to be rolled back.
 pub async fn place(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     rows: &[Row],
     offers: &HashMap<(String, String), offers::Model>,
     now: TimeMs,

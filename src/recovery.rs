@@ -230,6 +230,7 @@ impl Recovery {
                 }
             }
             pause = tokio::select! {
+                biased;
                 pause = wait(pause) => pause,
                 () = self.shutdown.cancelled() => return,
             };

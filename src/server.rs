@@ -34,6 +34,7 @@ use crate::{
         redis::{self, RedisEngine, RedisSettings},
     },
     error::Error,
+    failpoints::failpoint,
     http, metrics,
     outbox::{
         dead_letters::DeadLetters,
@@ -114,6 +115,7 @@ impl Parts {
     pub async fn open(settings: &Settings) -> Result<Self, StartError> {
         let database = open_database(settings).await?;
         let (engine, lease) = open_engine(settings, &database).await?;
+        failpoint!("after_stores_opened");
         let parts = Self { lease, ..Self::over(settings, database, engine) };
         match parts.read_sales().await {
             Ok(()) => Ok(parts),
@@ -211,6 +213,7 @@ impl Parts {
 
     async fn read_sales(&self) -> Result<(), StartError> {
         self.catalog.refresh().await?;
+        failpoint!("after_catalog_read");
         if self.lease.is_some() {
             self.rebuild_all().await?;
         }
@@ -233,6 +236,12 @@ impl Parts {
             max_backoff: Duration::from_millis(outbox.max_backoff_ms),
         };
         Poller::new(self.reservations.clone(), options)
+    }
+
+    /// Starts the workers without a port.
+    #[cfg(test)]
+    pub(crate) fn start_workers(&self, settings: &Settings) {
+        workers::start(self, settings, HealthReporter::new());
     }
 
     /// The embedded engine keeps nothing on disk: its start is a rebuild, and the raised epoch
@@ -425,6 +434,7 @@ impl Server {
                 tracing::error!(%error, "the gRPC port ended");
             }
         });
+        failpoint!("before_serving");
         set_health(&health, true).await;
         let engine = parts.engine.kind();
         engine::register_metrics();

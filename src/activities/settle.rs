@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use sea_orm::{
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, PaginatorTrait, QueryFilter,
+    ColumnTrait, DbErr, EntityTrait, PaginatorTrait, QueryFilter,
     sea_query::{Expr, ExprTrait},
 };
 use serde_json::json;
@@ -16,7 +16,7 @@ use super::Activities;
 use crate::{
     admission::catalog::Activity,
     audit,
-    database::finish,
+    database::{Transaction, finish},
     domain::{ActivityId, ActivityState, ActivityView, ReconcileReport},
     engine::locks,
     entity::{activities, offers, outbox, outbox::OutboxState},
@@ -79,7 +79,7 @@ impl Activities {
             }
             InSql::NotDrained(detail) => return Err(not_drained(detail)),
         }
-        failpoint!("after_settle_commit");
+        failpoint!("after_settlement_commit");
         tracing::info!(activity = %id, actor, reason, "settled");
         self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
         self.purge(&*self.catalog.activity(id).await?).await?;
@@ -131,6 +131,7 @@ impl Activities {
     ) -> Result<InSql, DbErr> {
         let transaction = self.database.begin().await?;
         let settled = self.settle_in(&transaction, activity, report, actor, reason).await;
+        failpoint!("before_settlement_commit");
         match settled {
             Ok(refused @ (InSql::WrongState | InSql::NotDrained(_))) => {
                 transaction.rollback().await?;
@@ -142,7 +143,7 @@ impl Activities {
 
     async fn settle_in(
         &self,
-        transaction: &DatabaseTransaction,
+        transaction: &Transaction,
         activity: &Activity,
         report: &ReconcileReport,
         actor: &str,
@@ -201,7 +202,7 @@ fn open_work(report: &ReconcileReport) -> Option<String> {
 }
 
 /// What SQL alone knows to be open, holds that are not over among it.
-async fn open_rows(transaction: &DatabaseTransaction, id: &str) -> Result<Option<String>, DbErr> {
+async fn open_rows(transaction: &Transaction, id: &str) -> Result<Option<String>, DbErr> {
     let rows = || outbox::Entity::find().filter(outbox::Column::ActivityId.eq(id));
     let in_state = |state| rows().filter(outbox::Column::State.eq(state)).count(transaction);
     let holds = rows()

@@ -23,6 +23,7 @@ use crate::{
     },
     entity::{activities, offers},
     error::Error,
+    failpoints::failpoint,
     offer::Offer,
 };
 
@@ -70,6 +71,7 @@ impl Activities {
             .await?;
         if !already_warm {
             self.repeat(|| self.set_warm(&activity, actor)).await?;
+            failpoint!("after_warm_commit");
             self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
             tracing::info!(activity = %id, offers = stocks.len(), actor, "warmed up");
         }
@@ -82,6 +84,7 @@ impl Activities {
         if !offer.is_warm() {
             let epoch = offer.segment.epoch();
             let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
+            failpoint!("after_warmup_script");
             match warmed.map_err(|error| self.engine_failed(error))? {
                 WarmedUp::Written | WarmedUp::Already => {}
                 WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
@@ -143,6 +146,7 @@ impl Activities {
             audit::write(&transaction, now, entry).await
         }
         .await;
+        failpoint!("before_warm_commit");
         finish(transaction, written).await
     }
 

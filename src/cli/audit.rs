@@ -8,6 +8,8 @@ use crate::api::pb;
 
 /// The most entries of one page.
 const PAGE_SIZE: i32 = 1_000;
+/// The most characters of a detail in a table.
+const DETAIL_CHARS: usize = 120;
 
 /// Lists what operators and the server itself did, the newest first.
 #[derive(Debug, Args)]
@@ -46,12 +48,19 @@ impl Audit {
     }
 }
 
+/// A detail that fits on a line; `--output json` has all of it.
+fn shortened(detail: &str) -> String {
+    match detail.char_indices().nth(DETAIL_CHARS) {
+        Some((end, _)) => format!("{}…", &detail[..end]),
+        None => detail.to_owned(),
+    }
+}
+
 fn line(entry: &pb::AuditEntry, context: &Context) -> Value {
-    // A table shows the JSON as it is; in JSON it is an object.
     let detail = if context.printer.is_json() {
         serde_json::from_str(&entry.detail).unwrap_or_else(|_| json!(entry.detail))
     } else {
-        json!(entry.detail)
+        json!(shortened(&entry.detail))
     };
     json!({
         "audit_id": entry.audit_id,

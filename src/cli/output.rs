@@ -115,7 +115,11 @@ pub(super) fn table_of(answer: &Value) -> String {
         parts.push(trimmed(&table));
     }
     for (name, rows) in lists {
-        parts.push(if rows.is_empty() { format!("no {name}") } else { list_table(rows) });
+        parts.push(if rows.is_empty() {
+            format!("no {}", name.replace('_', " "))
+        } else {
+            list_table(rows)
+        });
     }
     parts.join("\n\n")
 }

@@ -190,7 +190,8 @@ component! {
         /// `mysql://user@host/name`. The environment variable `SECKILL__DATABASE__URL_FILE` names
         /// a file that holds it.
         url: SecretUrl = SecretUrl::new("sqlite://data/seckill.db");
-        /// The most connections of one server process; SQLite: readers, besides the one writer.
+        /// The most connections of one server process, beside the one of its probe; SQLite: readers,
+        /// beside the one writer.
         max_connections: u32 = 10 => 1..=1_000;
         /// How long to wait at start for a database that does not answer yet.
         connect_timeout_ms: u64 = 5_000 => 1..=3_600_000;

@@ -1,6 +1,8 @@
 //! The end of a transaction.
 
-use sea_orm::{DatabaseTransaction, DbErr};
+use sea_orm::DbErr;
+
+use super::Transaction;
 
 /// Commits what was done without an error, and rolls back otherwise; then the first error is the
 /// one that counts.
@@ -8,7 +10,7 @@ use sea_orm::{DatabaseTransaction, DbErr};
 /// # Errors
 /// That of the work, or that of the COMMIT.
 pub async fn finish<T, E: From<DbErr>>(
-    transaction: DatabaseTransaction,
+    transaction: Transaction,
     done: Result<T, E>,
 ) -> Result<T, E> {
     match done {

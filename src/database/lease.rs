@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sea_orm::{ActiveValue::Set, ColumnTrait, DbErr, EntityTrait, QueryFilter, sea_query::Expr};
 
-use super::{Database, insert_ignore, lock_rows, now_on};
+use super::{Database, Transaction, insert_ignore, lock_rows, now_on};
 use crate::entity::leases;
 
 /// A lease that was granted; it may have run out since.
@@ -42,32 +42,7 @@ impl Database {
         owner: &str,
         ttl: Duration,
     ) -> Result<Acquired, DbErr> {
-        let tx = self.begin().await?;
-        let never_held = leases::ActiveModel {
-            name: Set(name.to_owned()),
-            owner: Set(String::new()),
-            token: Set(0),
-            expire_time: Set(0),
-        };
-        insert_ignore(&tx, vec![never_held]).await?;
-        let row = lock_rows(leases::Entity::find_by_id(name)).one(&tx).await?;
-        let row = row.ok_or_else(|| DbErr::RecordNotFound(format!("lease {name}")))?;
-        let now = now_on(&tx).await?;
-        if row.expire_time > now.0 && row.owner != owner {
-            tx.rollback().await?;
-            let remaining = crate::domain::TimeMs(row.expire_time).since(now);
-            return Ok(Acquired::Held { owner: row.owner, remaining });
-        }
-        let token = row.token + 1;
-        leases::Entity::update_many()
-            .col_expr(leases::Column::Owner, Expr::val(owner))
-            .col_expr(leases::Column::Token, Expr::val(token))
-            .col_expr(leases::Column::ExpireTime, Expr::val(now.plus(ttl).0))
-            .filter(leases::Column::Name.eq(name))
-            .exec(&tx)
-            .await?;
-        tx.commit().await?;
-        Ok(Acquired::Granted(Lease { name: name.to_owned(), owner: owner.to_owned(), token }))
+        acquire(self.begin().await?, name, owner, ttl).await
     }
 
     /// Lets the lease run for another `ttl` from now. False: it is another's, or was given back.
@@ -105,4 +80,38 @@ impl Database {
         tx.commit().await?;
         Ok(released.rows_affected == 1)
     }
+}
+
+/// Takes the lease in this transaction, and ends it.
+pub(super) async fn acquire(
+    tx: Transaction,
+    name: &str,
+    owner: &str,
+    ttl: Duration,
+) -> Result<Acquired, DbErr> {
+    let never_held = leases::ActiveModel {
+        name: Set(name.to_owned()),
+        owner: Set(String::new()),
+        token: Set(0),
+        expire_time: Set(0),
+    };
+    insert_ignore(&tx, vec![never_held]).await?;
+    let row = lock_rows(leases::Entity::find_by_id(name)).one(&tx).await?;
+    let row = row.ok_or_else(|| DbErr::RecordNotFound(format!("lease {name}")))?;
+    let now = now_on(&tx).await?;
+    if row.expire_time > now.0 && row.owner != owner {
+        tx.rollback().await?;
+        let remaining = crate::domain::TimeMs(row.expire_time).since(now);
+        return Ok(Acquired::Held { owner: row.owner, remaining });
+    }
+    let token = row.token + 1;
+    leases::Entity::update_many()
+        .col_expr(leases::Column::Owner, Expr::val(owner))
+        .col_expr(leases::Column::Token, Expr::val(token))
+        .col_expr(leases::Column::ExpireTime, Expr::val(now.plus(ttl).0))
+        .filter(leases::Column::Name.eq(name))
+        .exec(&tx)
+        .await?;
+    tx.commit().await?;
+    Ok(Acquired::Granted(Lease { name: name.to_owned(), owner: owner.to_owned(), token }))
 }

@@ -99,8 +99,8 @@ impl Database {
             }
         };
         match direction {
-            Direction::Up(steps) => Migrator::up(&tx, steps).await?,
-            Direction::Down(steps) => Migrator::down(&tx, Some(steps)).await?,
+            Direction::Up(steps) => Migrator::up(tx.sqlx(), steps).await?,
+            Direction::Down(steps) => Migrator::down(tx.sqlx(), Some(steps)).await?,
         }
         tx.commit().await
     }
@@ -108,7 +108,7 @@ impl Database {
 
 /// The names in the migrator's table. Its own reader would create the table, which not everyone
 /// may who may look.
-async fn applied_steps(db: &DatabaseConnection) -> Result<Vec<String>, DbErr> {
+async fn applied_steps(db: &impl ConnectionTrait) -> Result<Vec<String>, DbErr> {
     let backend = db.get_database_backend();
     let exists = match Backend::of(db) {
         Backend::Postgres => {

@@ -19,7 +19,10 @@ use super::{
     EngineError,
     scripts::{Answer, Refusal, SegmentScripts, Stamp, Take, Taken},
 };
-use crate::domain::{BuyerId, Clock, OrderNo, TimeMs};
+use crate::{
+    domain::{BuyerId, Clock, OrderNo, TimeMs},
+    failpoints::failpoint,
+};
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
 const BATCH: usize = 64;
@@ -228,7 +231,10 @@ impl Segment {
                 queue.waiting.drain(..most).collect()
             };
             let written = batch.iter().map(|a| (&a.buyer, a.slot, &a.order_no, a.expire_time));
-            match self.scripts.acknowledge(self.epoch(), written).await {
+            failpoint!("before_acknowledge_script");
+            let acknowledged = self.scripts.acknowledge(self.epoch(), written).await;
+            failpoint!("after_acknowledge_script");
+            match acknowledged {
                 Ok(Ok(())) => {}
                 Ok(Err(refusal)) => tracing::debug!(?refusal, "acknowledgements were refused"),
                 Err(error) => tracing::debug!(%error, "acknowledgements were lost"),

@@ -14,11 +14,10 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use uuid::Uuid;
 
 use self::{keyspace::Keyspace, lua::Vm};
 use super::{Call, Engine, EngineError, Value};
-use crate::domain::TimeMs;
+use crate::domain::{TimeMs, new_uuid};
 
 mod keyspace;
 mod lua;
@@ -33,6 +32,11 @@ pub struct EmbeddedEngine {
     /// Locked only while `vm` is.
     keys: Arc<Mutex<Keyspace>>,
 }
+
+/// What an engine held at one moment.
+#[cfg(test)]
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot(Keyspace);
 
 impl fmt::Debug for EmbeddedEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +59,7 @@ impl EmbeddedEngine {
     pub fn new() -> Self {
         let keys = Arc::default();
         let vm = Vm::new(&keys).expect("the prelude is part of this binary and compiles");
-        Self { server: Uuid::now_v7().to_string(), vm: Mutex::new(vm), keys }
+        Self { server: new_uuid().to_string(), vm: Mutex::new(vm), keys }
     }
 
     /// Everything the engine holds, for tests to compare.
@@ -65,6 +69,26 @@ impl EmbeddedEngine {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         keys.start(TimeMs::now().0);
         keys.dump()
+    }
+
+    /// What the engine holds, to be restored later.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot(self.lock_keys().clone())
+    }
+
+    /// An engine with an identity of its own that holds what another did.
+    #[cfg(test)]
+    pub(crate) fn restored(snapshot: &Snapshot) -> Self {
+        let engine = Self::new();
+        engine.restore(snapshot);
+        engine
+    }
+
+    /// Holds from now on what it, or another, did then.
+    #[cfg(test)]
+    pub(crate) fn restore(&self, snapshot: &Snapshot) {
+        *self.lock_keys() = snapshot.0.clone();
     }
 
     fn run(&self, call: &Call) -> Result<Value, EngineError> {

@@ -17,14 +17,13 @@ use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
-use uuid::Uuid;
 
 use super::{
     Engine, EngineError, keys,
     meter::run,
     scripts::{Id, Reply},
 };
-use crate::domain::TimeMs;
+use crate::domain::{TimeMs, new_uuid};
 
 /// How long a lock outlives a holder that died.
 pub const LEASE: Duration = Duration::from_secs(2);
@@ -63,7 +62,7 @@ impl Locks {
     /// See [`EngineError`].
     pub async fn acquire(&self, name: &str, wait: Duration) -> Result<Option<Lock>, EngineError> {
         let keys = keys::lock(name);
-        let owner = Uuid::now_v7().simple().to_string();
+        let owner = new_uuid().simple().to_string();
         let give_up = Instant::now() + wait;
         let token = loop {
             if let Some(token) = self.try_acquire(&keys, &owner).await? {

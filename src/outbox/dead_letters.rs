@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use sea_orm::{
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, PaginatorTrait, QueryFilter, QueryOrder,
-    QuerySelect, sea_query::Expr,
+    ColumnTrait, DbErr, EntityTrait, PaginatorTrait, QueryFilter, QueryOrder, QuerySelect,
+    sea_query::Expr,
 };
 use serde_json::json;
 
 use crate::{
     audit,
-    database::{finish, lock_rows, repeat},
+    database::{Transaction, finish, lock_rows, repeat},
     domain::{DeadLetterView, PageQuery, Reservation, ReservationId, ReservationQuery, TimeMs},
     engine::scripts::Found,
     entity::{outbox, outbox::OutboxState},
@@ -148,7 +148,7 @@ impl DeadLetters {
 }
 
 async fn retry_in(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     row_id: i64,
     now: TimeMs,
     actor: &str,

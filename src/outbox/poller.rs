@@ -14,14 +14,13 @@ use std::{
 };
 
 use sea_orm::{
-    ColumnTrait, Condition, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder,
-    QuerySelect,
+    ColumnTrait, Condition, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 
 use super::Row;
 use crate::{
-    database::{Database, SqlFault, classify, lock_free_rows},
+    database::{Database, SqlFault, Transaction, classify, lock_free_rows},
     domain::TimeMs,
     entity::{
         offers, outbox,
@@ -136,6 +135,7 @@ impl Poller {
             Ok(ordered) => {
                 failpoint!("before_order_commit");
                 transaction.commit().await?;
+                failpoint!("after_order_commit");
                 Ok(ordered)
             }
             Err(setback) => {
@@ -148,7 +148,7 @@ impl Poller {
 
     async fn order_claimed(
         &self,
-        transaction: &DatabaseTransaction,
+        transaction: &Transaction,
         only: Option<i64>,
         now: TimeMs,
     ) -> Result<usize, Setback> {
@@ -201,7 +201,7 @@ impl Poller {
     /// The price of an offer never changes, so it is read without a lock.
     async fn offers_of(
         &self,
-        transaction: &DatabaseTransaction,
+        transaction: &Transaction,
         rows: &[Row],
     ) -> Result<HashMap<(String, String), offers::Model>, DbErr> {
         let keys: BTreeSet<(&str, &str)> =

@@ -7,12 +7,13 @@ use futures_util::{StreamExt, stream};
 use crate::{
     engine::{EngineError, scripts::Refusal},
     error::Error,
+    failpoints::failpoint,
     offer::Offer,
     reservations::Reservations,
 };
 
-/// Entries read from one segment at a time; the most that the script gives.
-const PAGE: u32 = 500;
+/// Entries read from one segment at a time; the most that the script gives. Few in the simulator.
+const PAGE: u32 = if cfg!(test) { 2 } else { 500 };
 /// Offers looked at at the same time.
 const OFFERS_AT_ONCE: usize = 32;
 
@@ -74,7 +75,9 @@ async fn sweep_offer(
         let results: Vec<Result<(), Error>> = stream::iter(entries)
             .map(|entry| async move {
                 let reservation_id = entry.record.reservation_id.clone();
+                failpoint!("before_settle");
                 let result = reservations.settle(offer, epoch, entry).await;
+                failpoint!("after_settle");
                 if let Err(Error::Internal(cause)) = &result {
                     // SQL refuses the row for its own data, every time: somebody must look.
                     tracing::error!(offer = %offer.key, %reservation_id, %cause, "can't be recorded");

@@ -13,26 +13,29 @@ use std::{
     time::Duration,
 };
 
-use sea_orm::{DatabaseTransaction, DbErr};
+use sea_orm::DbErr;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
-use uuid::Uuid;
 
 mod sql;
 
 use super::Row;
 use crate::{
     circuit::Circuit,
-    database::{Backend, Database, SqlFault, classify, insert_ignore, is_outage},
-    domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs},
+    database::{Backend, Database, SqlFault, Transaction, classify, insert_ignore, is_outage},
+    domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs, new_uuid},
     failpoints::failpoint,
 };
 use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_key, to_insert};
 
-/// The most rows in one transaction.
-const GROUP: usize = 512;
+/// The most rows in one transaction; few in the simulator.
+const GROUP: usize = if cfg!(test) { 3 } else { 512 };
 /// Transactions in flight.
 const WORKERS: usize = 2;
+/// The most reservations that wait for a worker; more are left to the sweeper.
+const QUEUE: usize = 20_000;
+/// How long an answer is waited for once the database counts as away.
+const LAST_CALL: Duration = Duration::from_millis(50);
 /// How often a transaction is repeated that SQL reports as rolled back.
 const REPEATS: u32 = 8;
 
@@ -148,13 +151,25 @@ impl Writer {
         let (reply, answer) = oneshot::channel();
         {
             let mut queue = self.locked();
+            if queue.waiting.len() >= QUEUE {
+                return Err(WriteError::Unknown("too many wait for the database".into()));
+            }
             queue.waiting.push_back(Waiting { row, reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
         }
-        answer.await.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+        tokio::select! {
+            biased;
+            answer = answer => {
+                answer.unwrap_or_else(|_| Err(WriteError::Unknown("the writer died".into())))
+            }
+            // It is in `unacked`, where the sweeper finds it when the database is back.
+            () = self.circuit.stays_open(LAST_CALL) => {
+                Err(WriteError::Unknown("the database is away".into()))
+            }
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Queue> {
@@ -175,10 +190,12 @@ impl Writer {
         }
     }
 
-    /// What this worker writes next; `None` when it may go home. A reservation is in a group at
+    /// What this worker writes next; `None` when it may go home. What nobody waits for any more is
+    /// left out: the sweeper has it. A reservation is in a group at
     /// most once: a repeat of it waits for the next one and then finds the row.
     fn next_group(&self) -> Option<Vec<Waiting>> {
         let mut queue = self.locked();
+        queue.waiting.retain(|waiting| !waiting.reply.is_closed());
         if queue.waiting.is_empty() {
             queue.workers -= 1;
             return None;
@@ -219,7 +236,7 @@ impl Writer {
 
     /// The usual case: all rows are new and fit.
     async fn write_together(&self, rows: &[NewRow]) -> Result<Vec<Written>, Setback> {
-        let batch = Uuid::now_v7().simple().to_string();
+        let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let outcome = self.insert_and_count(&transaction, &batch, now, rows).await;
@@ -241,7 +258,7 @@ impl Writer {
 
     async fn insert_and_count(
         &self,
-        transaction: &DatabaseTransaction,
+        transaction: &Transaction,
         batch: &str,
         now: TimeMs,
         rows: &[NewRow],
@@ -333,13 +350,15 @@ impl Writer {
         &self,
         rows: &[&NewRow],
     ) -> Result<Vec<Result<Written, WriteError>>, Setback> {
-        let batch = Uuid::now_v7().simple().to_string();
+        let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
         let outcome = insert_and_judge(&transaction, &batch, now, rows).await;
         match outcome {
             Ok((answers, true)) => {
+                failpoint!("before_judged_commit");
                 transaction.commit().await?;
+                failpoint!("after_judged_commit");
                 self.due.notify_one();
                 Ok(answers)
             }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use sea_orm::{ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, sea_query::Expr};
+use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter, sea_query::Expr};
 use serde_json::json;
 
 use super::{Reconciler, sql};
 use crate::{
     admission::catalog::Activity,
     audit,
-    database::{finish, lock_rows, repeat},
+    database::{Transaction, finish, lock_rows, repeat},
     domain::{DifferenceKind, ReconcileReport},
     entity::offers,
     error::Error,
@@ -66,7 +66,7 @@ impl Reconciler {
 
     async fn count_anew_in(
         &self,
-        transaction: &DatabaseTransaction,
+        transaction: &Transaction,
         offer: &Offer,
         actor: &str,
     ) -> Result<(), DbErr> {

@@ -12,13 +12,12 @@
 use std::{num::TryFromIntError, sync::Arc};
 
 use sea_orm::{
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
-    sea_query::Expr,
+    ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect, sea_query::Expr,
 };
 
 use super::Recovery;
 use crate::{
-    database::finish,
+    database::{Transaction, finish},
     domain::ReservationId,
     engine::scripts::{Held, RebuildStep, Record},
     entity::{activities, activities::ActivityState, offers, outbox, outbox::OutboxState},
@@ -28,8 +27,8 @@ use crate::{
     outbox::Row,
 };
 
-/// Rows per page in SQL and per chunk in the engine.
-const CHUNK: u64 = 1_000;
+/// Rows per page in SQL and per chunk in the engine; few in the simulator, which so turns pages.
+const CHUNK: u64 = if cfg!(test) { 3 } else { 1_000 };
 /// After how many chunks a long rebuild says how far it is.
 const TELL_EVERY: u64 = 100;
 
@@ -91,6 +90,7 @@ pub(super) async fn rebuild(
     };
     failpoint!("before_rebuild_end");
     let ended = scripts.rebuild_end(epoch, rebuilt.chunks, rebuilt.stock).await;
+    failpoint!("after_rebuild_end");
     match ended.map_err(|error| recovery.engine_failed(error))? {
         RebuildStep::Applied => Ok(Some(rebuilt)),
         RebuildStep::Refused { .. } => Ok(None),
@@ -107,11 +107,12 @@ async fn raise_epoch(
 ) -> Result<Option<offers::Model>, DbErr> {
     let transaction = recovery.database.begin().await?;
     let raised = raise_epoch_in(&transaction, offer, sql, engine).await;
+    failpoint!("before_epoch_commit");
     finish(transaction, raised).await
 }
 
 async fn raise_epoch_in(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &Offer,
     sql: u64,
     engine: u64,

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use sea_orm::{ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, sea_query::Expr};
+use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter, sea_query::Expr};
 
 use super::Reservations;
 use crate::{
-    database::{lock_rows, now_on, repeat},
+    database::{Transaction, lock_rows, now_on, repeat},
     domain::{ConfirmOutcome, ConfirmRequest, ReservationState},
     engine::scripts::{Found, Refusal},
     entity::{orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
+    failpoints::failpoint,
     outbox::{Row, reason},
 };
 
@@ -76,7 +77,9 @@ impl Reservations {
         let transaction = self.database.begin().await?;
         match confirm_row(&transaction, request).await {
             Ok(in_sql @ InSql::Confirmed { now: true, .. }) => {
+                failpoint!("before_confirm_commit");
                 transaction.commit().await?;
+                failpoint!("after_confirm_commit");
                 Ok(in_sql)
             }
             Ok(in_sql) => {
@@ -92,10 +95,7 @@ impl Reservations {
     }
 }
 
-async fn confirm_row(
-    transaction: &DatabaseTransaction,
-    request: &ConfirmRequest,
-) -> Result<InSql, DbErr> {
+async fn confirm_row(transaction: &Transaction, request: &ConfirmRequest) -> Result<InSql, DbErr> {
     let settled = |outcome| Ok(InSql::Settled(outcome));
     let query = outbox::Entity::find()
         .filter(outbox::Column::ReservationId.eq(request.reservation_id.as_str()));

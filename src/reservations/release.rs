@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 use sea_orm::{
     ActiveValue::{NotSet, Set},
-    ColumnTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
+    ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::Reservations;
 use crate::{
     audit,
-    database::{finish, insert_ignore, is_outage, lock_rows, repeat},
+    database::{Transaction, finish, insert_ignore, is_outage, lock_rows, repeat},
     domain::{ActivityState, OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
@@ -160,6 +160,7 @@ impl Reservations {
         else {
             return Ok(false);
         };
+        failpoint!("after_expiry_commit");
         let offer = self.catalog.offer(&request.offer).await?;
         // What the engine can't do now, the poller does.
         self.finish_release(&offer, &row).await?;
@@ -223,6 +224,7 @@ impl Reservations {
             .filter(outbox::Column::State.eq(OutboxState::Releasing))
             .exec(self.database.writer())
             .await?;
+        failpoint!("after_release_settled");
         Ok(Some(stock))
     }
 
@@ -240,6 +242,7 @@ impl Reservations {
         let now = self.database.clock();
         match release_row(&transaction, request, why, now).await {
             Ok(in_sql @ InSql::Releasing { now: true, .. }) => {
+                failpoint!("before_release_commit");
                 transaction.commit().await?;
                 Ok(in_sql)
             }
@@ -339,7 +342,10 @@ impl Reservations {
                 .await
         }
         .await;
-        finish(transaction, written).await.map(|updated| updated.rows_affected == 1)
+        failpoint!("before_tombstone_commit");
+        let updated = finish(transaction, written).await?;
+        failpoint!("after_tombstone_commit");
+        Ok(updated.rows_affected == 1)
     }
 
     pub(crate) fn sql_failed(&self, error: DbErr) -> Error {
@@ -362,7 +368,7 @@ impl Reservations {
 
 /// Locks the row and moves it to `releasing` where that is its way.
 async fn release_row(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     request: &ReleaseRequest,
     why: Why<'_>,
     now: TimeMs,
@@ -453,7 +459,7 @@ async fn release_row(
 }
 
 async fn lower_counters(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &OfferKey,
     reserved: i64,
     sold: i64,
@@ -469,7 +475,7 @@ async fn lower_counters(
 }
 
 /// Locks the offer's row and reads its epoch.
-async fn lock_epoch(transaction: &DatabaseTransaction, offer: &OfferKey) -> Result<i64, DbErr> {
+async fn lock_epoch(transaction: &Transaction, offer: &OfferKey) -> Result<i64, DbErr> {
     let query =
         offers::Entity::find_by_id((offer.activity_id.to_string(), offer.sku_id.to_string()));
     lock_rows(query)

@@ -4,12 +4,12 @@ use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use sea_orm::{
     ActiveValue::{NotSet, Set},
-    ColumnTrait, ConnectionTrait, DatabaseTransaction, DbErr, EntityTrait, IntoActiveModel,
-    PaginatorTrait, QueryFilter, QueryOrder, QuerySelect, QueryTrait, Statement, TransactionTrait,
+    ColumnTrait, ConnectionTrait, DbErr, EntityTrait, IntoActiveModel, PaginatorTrait, QueryFilter,
+    QueryOrder, QuerySelect, QueryTrait, Statement,
 };
 use seckill::{
     database::{
-        Acquired, Backend, Database, DatabaseSettings, OpenError, SqlFault, classify,
+        Acquired, Backend, Database, DatabaseSettings, OpenError, SqlFault, Transaction, classify,
         insert_ignore, lock_free_rows, lock_rows,
     },
     domain::TimeMs,
@@ -82,7 +82,7 @@ fn reservation(id: &str) -> outbox::ActiveModel {
 /// One transaction: committed when `work` was done, else rolled back.
 async fn write<T>(
     db: &Database,
-    work: impl AsyncFnOnce(&DatabaseTransaction) -> Result<T, DbErr>,
+    work: impl AsyncFnOnce(&Transaction) -> Result<T, DbErr>,
 ) -> Result<T, DbErr> {
     let tx = db.begin().await?;
     match work(&tx).await {
@@ -472,7 +472,7 @@ on_every_database! {
         for id in ["1", "2", "3"] {
             reserve(db, id).await;
         }
-        let claim = async |tx: &DatabaseTransaction| {
+        let claim = async |tx: &Transaction| {
             let due = outbox::Entity::find()
                 .filter(outbox::due(outbox::OutboxState::Pending))
                 .filter(outbox::Column::NextAttemptTime.lte(1_000))
@@ -717,12 +717,12 @@ on_every_database! {
     async fn a_savepoint_saves_the_transaction_from_a_bad_row(db: &Fresh) {
         write(db, async |tx| {
             insert_ignore(tx, vec![reservation("1")]).await?;
-            let savepoint = tx.begin().await?;
+            tx.execute_unprepared("SAVEPOINT before").await?;
             let mut bad = reservation("2");
             bad.quantity = Set(0);
-            let inserted = insert_ignore(&savepoint, vec![bad]).await;
+            let inserted = insert_ignore(tx, vec![bad]).await;
             assert_eq!(fault(inserted), SqlFault::Data);
-            savepoint.rollback().await?;
+            tx.execute_unprepared("ROLLBACK TO SAVEPOINT before").await?;
             insert_ignore(tx, vec![reservation("3")]).await
         })
         .await
@@ -802,7 +802,7 @@ impl Road {
 }
 
 /// What the server calls the session behind a transaction.
-async fn session(tx: &DatabaseTransaction) -> String {
+async fn session(tx: &Transaction) -> String {
     let question = match Backend::of(tx) {
         Backend::Postgres => "SELECT pg_backend_pid()",
         Backend::MySql | Backend::Sqlite => "SELECT CAST(CONNECTION_ID() AS SIGNED)",
@@ -818,7 +818,7 @@ async fn kill_session(db: &Database, id: &str) {
     db.reader().execute_unprepared(&sql).await.unwrap();
 }
 
-async fn kill(db: &Database, tx: &DatabaseTransaction) {
+async fn kill(db: &Database, tx: &Transaction) {
     kill_session(db, &session(tx).await).await;
     // The server answers before the session has ended.
     tokio::time::sleep(Duration::from_millis(100)).await;

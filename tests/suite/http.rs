@@ -24,8 +24,8 @@ use crate::support::{
     databases::{self, Fresh},
     eventually,
     process::Serve,
-    proxy::Proxy,
     redis_server::RedisServer,
+    wire::Wire,
     world::{Ground, Sale},
 };
 
@@ -194,7 +194,7 @@ async fn what_went_wrong_shows_in_the_metrics() {
 async fn readiness_follows_the_engine_both_ways() {
     databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
         let redis = RedisServer::start_with_aof().await;
-        let wire = Proxy::to(([127, 0, 0, 1], redis.port()).into()).await;
+        let wire = Wire::to(([127, 0, 0, 1], redis.port()).into()).await;
         let mut settings = Ground::embedded(fresh).settings();
         settings.http.addr = free();
         settings.engine.url = SecretUrl::new(format!("redis://{}", wire.addr));
@@ -219,7 +219,7 @@ async fn readiness_follows_the_database_both_ways() {
         let mut settings = Ground::embedded(fresh).settings();
         let mut url = Url::parse(&fresh.settings().url).unwrap();
         let store = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap());
-        let wire = Proxy::to(store.parse().unwrap()).await;
+        let wire = Wire::to(store.parse().unwrap()).await;
         url.set_port(Some(wire.addr.port())).unwrap();
         settings.database.url = SecretUrl::new(url);
         settings.engine.url = SecretUrl::new(redis.url());

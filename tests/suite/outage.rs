@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future, stream};
 use sea_orm::ConnectionTrait;
 use seckill::{
     config::{SecretUrl, Settings},
@@ -22,10 +22,10 @@ use tonic_health::{
 use tonic_types::StatusExt as _;
 
 use crate::support::{
-    calls::{Shop, Win, drained, win},
+    calls::{Shop, Win, assert_history, drained, follow_epochs, win},
     databases::{self, Fresh, admin},
     process::channel,
-    proxy::Proxy,
+    wire::Wire,
     within,
     world::{Ground, Sale, World},
 };
@@ -86,7 +86,7 @@ impl Shopping {
     /// Buyers come all the time, while the store goes away and comes back.
     async fn survive(self, away: impl AsyncFnOnce(), back: impl AsyncFnOnce()) {
         let over = AtomicBool::new(false);
-        let won = AtomicUsize::new(0);
+        let (won, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let calls = stream::iter((0..).take_while(|_| !over.load(Ordering::Relaxed)))
             .map(async |nth: usize| {
                 let buyer = format!("buyer-{nth}");
@@ -97,7 +97,7 @@ impl Shopping {
                     // Who is refused at once would fill the log of this test.
                     Err(_) => {
                         tokio::time::sleep(Duration::from_millis(5)).await;
-                        0
+                        refused.fetch_add(1, Ordering::Relaxed)
                     }
                 };
                 Call { buyer, sent, answered: Instant::now(), answer }
@@ -109,6 +109,10 @@ impl Shopping {
             let left = Instant::now();
             away().await;
             self.is_healthy(ServingStatus::NotServing, Duration::from_secs(3)).await;
+            within(Duration::from_secs(3), "calls are refused", async || {
+                (refused.load(Ordering::Relaxed) > 4 * CLIENTS).then_some(())
+            })
+            .await;
             back().await;
             let returned = Instant::now();
             self.is_healthy(ServingStatus::Serving, BACK).await;
@@ -119,7 +123,11 @@ impl Shopping {
             over.store(true, Ordering::Relaxed);
             (left, returned)
         };
-        let (calls, (left, returned)) = tokio::join!(calls, outage);
+        let world = World { parts: self.server.parts.clone(), settings: self.settings.clone() };
+        let (calls, (left, returned)) = tokio::select! {
+            over = future::join(calls, outage) => over,
+            () = follow_epochs(&self.shop.log, &world, self.key()) => unreachable!("it never ends"),
+        };
         assert_refused_at_once(&calls, left, returned);
         self.settle(calls).await;
     }
@@ -149,6 +157,7 @@ impl Shopping {
         let books = world.read_books(&self.shop.key).await.unwrap();
         assert_eq!(books.contradictions(), Vec::<String>::new(), "{books:?}");
         assert_eq!(books.live_orders, i64::try_from(calls.len()).unwrap(), "{books:?}");
+        assert_history(&self.shop.log, &world, &self.shop.key, 1).await;
         self.server.stop().await;
     }
 }
@@ -184,16 +193,16 @@ async fn redis_goes_away(fresh: &Fresh) {
     shopping.survive(kill, start).await;
 }
 
-/// The wire to the database is cut, whatever it is.
-async fn wire_is_cut(fresh: &Fresh, ground: Ground<'_>) {
+/// A sale with a wire between the server and its database, whatever it is.
+async fn over_a_wire(fresh: &Fresh) -> (Shopping, Wire, Ground<'_>) {
+    let ground = Ground::redis(fresh).await;
     let mut url = url::Url::parse(&fresh.settings().url).unwrap();
     let store = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap());
-    let proxy = Proxy::to(store.parse().unwrap()).await;
-    url.set_port(Some(proxy.addr.port())).unwrap();
+    let wire = Wire::to(store.parse().unwrap()).await;
+    url.set_port(Some(wire.addr.port())).unwrap();
     let mut settings = ground.settings();
     settings.database.url = SecretUrl::new(url.as_str());
-    let shopping = Shopping::open(settings).await;
-    shopping.survive(async || proxy.cut(), async || proxy.mend()).await;
+    (Shopping::open(settings).await, wire, ground)
 }
 
 /// PostgreSQL itself ends the sessions and lets nobody in.
@@ -238,7 +247,27 @@ mod the_sale_goes_on_after_the_wire_to_the_database_was_cut {
     use super::*;
 
     async fn on_redis(fresh: &Fresh) {
-        wire_is_cut(fresh, Ground::redis(fresh).await).await;
+        let (shopping, wire, _ground) = over_a_wire(fresh).await;
+        shopping.survive(async || wire.cut(), async || wire.mend()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn redis_postgres() {
+        databases::run(Fresh::postgres().await, on_redis).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn redis_mysql() {
+        databases::run(Fresh::mysql().await, on_redis).await;
+    }
+}
+
+mod the_sale_goes_on_after_the_database_fell_silent {
+    use super::*;
+
+    async fn on_redis(fresh: &Fresh) {
+        let (shopping, wire, _ground) = over_a_wire(fresh).await;
+        shopping.survive(async || wire.open_hole(), async || wire.mend()).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,12 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sea_orm::ConnectionTrait;
+use sea_orm::{
+    ActiveModelTrait,
+    ActiveValue::{NotSet, Set},
+    ColumnTrait, ConnectionTrait, EntityTrait, QueryFilter,
+};
 use seckill::{
+    database::insert_ignore,
     domain::{
         ReleaseOutcome, ReservationId, ReservationQuery, ReserveOutcome, TimeMs, name_reservation,
     },
     engine::batcher::Caller,
+    entity::outbox,
     error::Error,
 };
 use tokio::{task::JoinSet, time::Instant};
@@ -41,6 +47,28 @@ async fn ask_both(worlds: &[Arc<World>], buyers: u32) -> u32 {
         won += u32::from(ask.unwrap());
     }
     won
+}
+
+/// Adds so many rows like this one, of other buyers, as if they had been orders for long.
+async fn copy_row(world: &World, id: &ReservationId, copies: i64) {
+    let query = outbox::Entity::find().filter(outbox::Column::ReservationId.eq(id.as_str()));
+    let row = query.one(world.parts.database.reader()).await.unwrap().unwrap();
+    let rows = (0..copies).map(|nth| {
+        let mut copy = outbox::ActiveModel::from(row.clone()).reset_all();
+        copy.id = NotSet;
+        copy.reservation_id = Set(format!("copy-{nth}"));
+        copy.user_id = Set(format!("copy-{nth}"));
+        copy
+    });
+    let transaction = world.parts.database.begin().await.unwrap();
+    insert_ignore(&transaction, rows.collect()).await.unwrap();
+    transaction.commit().await.unwrap();
+    let (activity, sku) = (&row.activity_id, &row.sku_id);
+    let sql = format!(
+        "UPDATE offers SET reserved = reserved + {copies}, sold = sold + {copies} \
+         WHERE activity_id = '{activity}' AND sku_id = '{sku}'"
+    );
+    world.parts.database.writer().execute_unprepared(&sql).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -110,6 +138,66 @@ on_every_ground! {
         let outcome = world.reserve(&key, "u3", "r1").await.unwrap();
         assert_eq!(outcome, ReserveOutcome::SoldOut);
         assert_eq!(world.parts.recovery.rebuilds(), 1);
+    }
+
+    async fn a_long_rebuild_holds_up_nobody_else(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let long = Sale { activity: "long", total: 3_000, ..Sale::default() };
+        let long = world.open_sale(&long).await;
+        let held = world.win(&long, "u1", "r1").await;
+        let short = world.open_sale(&Sale { activity: "short", ..Sale::default() }).await;
+        world.poll().await;
+        copy_row(&world, &held.reservation_id, 2_500).await;
+        let (rebuilder, gate) = world.beside().await;
+        let offer = rebuilder.offer(&long).await;
+        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+
+        let mut first = gate.stop_before("rebuild_load");
+        let mut second = gate.stop_before("rebuild_load");
+        let (rebuilt, ()) = tokio::join!(rebuilder.parts.recovery.rebuild_now(&offer), async {
+            first.reached().await;
+            first.go();
+            second.reached().await;
+            // In the middle of the load everybody else sells, orders, and is answered.
+            let other = world.win(&short, "u1", "r1").await;
+            world.poll().await;
+            let outcome = world.release(&short, "u1", &other.reservation_id).await.unwrap();
+            assert_eq!(outcome, ReleaseOutcome::Released);
+            let frozen = world.reserve(&long, "u9", "r1").await;
+            assert!(matches!(frozen, Err(Error::OfferFrozen(_))), "{frozen:?}");
+            let frozen = world.release(&long, "u1", &held.reservation_id).await;
+            assert!(matches!(frozen, Err(Error::OfferFrozen(_))), "{frozen:?}");
+            second.go();
+        });
+        rebuilt.unwrap();
+        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        assert_eq!((levels.reservations, levels.held, levels.stock), (2_501, 2_501, 499));
+        world.poll().await;
+        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        assert_eq!((levels.held, levels.stock), (2_500, 500), "the release is finished afterwards");
+        world.assert_balanced(&short, 0).await;
+    }
+
+    async fn a_release_between_the_raised_epoch_and_its_page_counts_once(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { total: 3, ..Sale::default() }).await;
+        let first = world.win(&key, "u1", "r1").await;
+        world.win(&key, "u2", "r1").await;
+        let (rebuilder, gate) = world.beside().await;
+        let offer = rebuilder.offer(&key).await;
+        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+        // The epoch is raised and the counter read; no row is.
+        let mut stop = gate.stop_before("rebuild_begin");
+        let (rebuilt, ()) = tokio::join!(rebuilder.parts.recovery.rebuild_now(&offer), async {
+            stop.reached().await;
+            let refused = world.release(&key, "u1", &first.reservation_id).await;
+            assert!(matches!(refused, Err(Error::OfferFrozen(_))), "{refused:?}");
+            stop.go();
+        });
+        rebuilt.unwrap();
+        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        assert_eq!((levels.stock, levels.held), (2, 1));
+        world.assert_balanced(&key, 1).await;
     }
 
     async fn a_release_of_what_is_in_flight_is_answered_released_once(ground: &Ground<'_>) {

@@ -12,15 +12,16 @@ use std::{
 
 use futures_util::{StreamExt as _, future, stream};
 use seckill::{
-    api::pb::{self, ReleaseOutcome, ReserveOutcome, seckill_client::SeckillClient},
+    api::pb::{self, ReleaseOutcome, ReserveOutcome},
+    config::Settings,
     domain::OfferKey,
     server::Server,
 };
 use tokio::{task::JoinSet, time::Instant};
-use tonic::transport::Channel;
 
 use crate::support::{
-    calls::{Shop, Win, drained, win},
+    calls::{Recorder, Shop, Win, assert_history, drained, follow_epochs, win},
+    history::Log,
     process::channel,
     world::{Ground, Sale, World, on_every_ground, on_every_redis},
 };
@@ -48,6 +49,7 @@ struct Storm {
     /// Answers that were no decision, by reason.
     undecided: AtomicUsize,
     wins: Mutex<Vec<Win>>,
+    log: Log,
 }
 
 /// A server, with an activity that is on sale.
@@ -73,6 +75,7 @@ impl Storm {
             answered: AtomicUsize::new(0),
             undecided: AtomicUsize::new(0),
             wins: Mutex::default(),
+            log: Log::new(),
         })
     }
 
@@ -80,22 +83,24 @@ impl Storm {
     async fn rage(self: &Arc<Self>, server: &Server, meddle: impl Future<Output = ()>) {
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS / SHARE {
-            let shop = Shop::new(&self.key, channel(server.addr).await);
+            let shop = Shop::new(&self.key, channel(server.addr).await).with_log(&self.log);
             for _ in 0..SHARE {
                 clients.spawn(self.clone().buy(shop.clone()));
             }
         }
-        let watch = self.watch(channel(server.addr).await);
+        let watcher = Recorder::start(channel(server.addr).await, &self.key).await;
         let all = async {
             while let Some(ended) = clients.join_next().await {
                 ended.unwrap();
             }
         };
-        let mut sale = pin!(future::join(all, meddle));
-        tokio::select! {
-            _ = &mut sale => {}
-            ended = watch => panic!("the watch ended: {ended:?}"),
-        }
+        let world = World { parts: server.parts.clone(), settings: Settings::default() };
+        let sale = pin!(future::join(all, meddle));
+        let epochs = pin!(follow_epochs(&self.log, &world, &self.key));
+        future::select(sale, epochs).await;
+        let seen = watcher.seen();
+        assert_eq!(seen.end, None, "the watch ended");
+        seen.check().unwrap();
     }
 
     async fn buy(self: Arc<Self>, shop: Shop) {
@@ -154,22 +159,6 @@ impl Storm {
         }
     }
 
-    /// No figure of the watch is impossible, and neither epoch nor revision goes back.
-    async fn watch(&self, channel: Channel) -> Result<(), tonic::Status> {
-        let activity_id = self.key.activity_id.to_string();
-        let request = pb::WatchStockRequest { activity_id, ..Default::default() };
-        let mut stock = SeckillClient::new(channel).watch_stock(request).await?.into_inner();
-        let mut before = (0, 0);
-        while let Some(update) = stock.message().await? {
-            assert!(update.remaining >= 0 && update.reserved >= 0, "{update:?}");
-            assert!(update.remaining + update.reserved <= self.total, "{update:?}");
-            let now = (update.epoch, update.revision);
-            assert!(now >= before, "{now:?} after {before:?}");
-            before = now;
-        }
-        Ok(())
-    }
-
     /// Waits until so many buyers have their answer.
     async fn answered(&self, buyers: usize) {
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -181,7 +170,7 @@ impl Storm {
 
     /// Sells what came back late, and compares what was told with the books, to the unit.
     async fn settle(&self, ground: &Ground<'_>, server: Server) {
-        let shop = Shop::new(&self.key, channel(server.addr).await);
+        let shop = Shop::new(&self.key, channel(server.addr).await).with_log(&self.log);
         let mut wins = std::mem::take(&mut *self.wins.lock().unwrap());
         assert!(wins.len() as i64 <= self.total);
         for nth in 0.. {
@@ -202,6 +191,7 @@ impl Storm {
         drained(channel(server.addr).await, &self.key).await;
         let world = World { parts: server.parts.clone(), settings: ground.settings() };
         assert_told(&world, &self.key, &wins).await;
+        assert_history(&self.log, &world, &self.key, 1).await;
         server.stop().await;
     }
 }

@@ -10,11 +10,16 @@ use tokio::time::Instant;
 
 pub(crate) mod calls;
 pub(crate) mod databases;
+pub(crate) mod history;
+#[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod process;
-pub(crate) mod proxy;
+#[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
+pub(crate) mod watched;
+#[allow(dead_code, reason = "the fault suite needs more of it")]
+pub(crate) mod wire;
 pub(crate) mod world;
 
 /// Polls until the check gives something; panics after ten seconds.

@@ -44,6 +44,7 @@ type Set = HashSet<Bytes, RandomState>;
 
 /// A sorted set; members are shared between its two halves.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct SortedSet {
     scores: HashMap<Arc<[u8]>, Score, RandomState>,
     order: BTreeSet<(Score, Arc<[u8]>)>,
@@ -72,6 +73,7 @@ impl Ord for Score {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Content {
     Text(Bytes),
     Hash(Hash),
@@ -80,6 +82,7 @@ enum Content {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Entry {
     content: Content,
     /// Milliseconds since 1970; the key is gone after it.
@@ -111,6 +114,7 @@ pub enum DumpedContent {
 }
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Keyspace {
     entries: HashMap<Bytes, Entry, RandomState>,
     /// Every key that has an expiry, soonest first.

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use sea_orm::{
     ActiveValue::{NotSet, Set},
-    ColumnTrait, ConnectionTrait, DatabaseTransaction, DbErr, EntityTrait, QueryFilter,
+    ColumnTrait, ConnectionTrait, DbErr, EntityTrait, QueryFilter,
     sea_query::{Expr, ExprTrait},
 };
 
 use super::{NewRow, Setback, WriteError, Written};
 use crate::{
-    database::{insert_ignore, lock_rows},
+    database::{Transaction, insert_ignore, lock_rows},
     domain::{BuyerId, OfferKey, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     outbox::{Row, reason},
@@ -108,7 +108,7 @@ pub(super) async fn read_rows(
 
 /// Whether the units fit under the total, at this epoch; if so they are counted.
 pub(super) async fn raise_reserved(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     offer: &OfferKey,
     epoch: u64,
     units: u64,
@@ -130,7 +130,7 @@ pub(super) async fn raise_reserved(
 /// Inserts what fits, stores refusals, and says whether to commit: when SQL is at another epoch
 /// nothing is stored, not even a refusal.
 pub(super) async fn insert_and_judge(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     batch: &str,
     now: TimeMs,
     rows: &[&NewRow],
@@ -206,7 +206,7 @@ pub(super) async fn insert_and_judge(
 /// The slot belongs to another reservation: stores the refusal. When the rival was released in
 /// between, the row is inserted as it should be.
 async fn refuse_duplicate(
-    transaction: &DatabaseTransaction,
+    transaction: &Transaction,
     batch: &str,
     now: TimeMs,
     row: &NewRow,
@@ -228,7 +228,7 @@ async fn refuse_duplicate(
     Ok(())
 }
 
-async fn refuse_sold_out(transaction: &DatabaseTransaction, row: &mut Row) -> Result<(), DbErr> {
+async fn refuse_sold_out(transaction: &Transaction, row: &mut Row) -> Result<(), DbErr> {
     outbox::Entity::update_many()
         .col_expr(outbox::Column::State, Expr::value(OutboxState::Refused))
         .col_expr(outbox::Column::Slot, Expr::value(Option::<i32>::None))

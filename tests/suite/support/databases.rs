@@ -49,6 +49,12 @@ impl Fresh {
         let Ok(admin_url) = std::env::var(variable) else {
             panic!("{variable} is not set: run `make test` or scripts/with-services COMMAND");
         };
+        Self::on(&admin_url).await
+    }
+
+    /// On the server where this URL may create databases.
+    pub(crate) async fn on(admin_url: &str) -> Self {
+        let admin_url = admin_url.to_owned();
         let name = format!("seckill_{}", uuid::Uuid::now_v7().simple());
         let admin = admin(&admin_url).await;
         admin.execute_unprepared(&format!("CREATE DATABASE {name}")).await.unwrap();
@@ -87,7 +93,7 @@ impl Fresh {
         Database::open(&self.settings).await.unwrap()
     }
 
-    async fn remove(self) {
+    pub(crate) async fn remove(self) {
         self.database.close().await.unwrap();
         if let Home::Server { admin_url, name } = &self.home {
             let force = if admin_url.starts_with("postgres") { "WITH (FORCE)" } else { "" };

@@ -55,13 +55,20 @@ impl Serve {
         self.with_variable("SECKILL_FAILPOINTS", format!("{failpoint}={nth}"))
     }
 
-    fn with_variable(mut self, name: &str, value: impl ToString) -> Self {
+    pub(crate) fn with_variable(mut self, name: &str, value: impl ToString) -> Self {
         self.variables.push((name.to_owned(), value.to_string()));
         self
     }
 
     /// Starts the process and waits until it serves.
     pub(crate) async fn start(&self) -> Process {
+        let mut process = self.spawn();
+        process.serves().await;
+        process
+    }
+
+    /// Starts the process.
+    pub(crate) fn spawn(&self) -> Process {
         let folder = tempfile::tempdir().unwrap();
         let printed = |name: &str| File::create(folder.path().join(name)).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_seckill"))
@@ -74,17 +81,7 @@ impl Serve {
             .stderr(printed("stderr"))
             .spawn()
             .unwrap();
-        let mut process = Process { addr: ([127, 0, 0, 1], 0).into(), child, folder };
-        let limit = Duration::from_secs(20);
-        let line = within(limit, "the server serves", async || {
-            if let Some(status) = process.child.try_wait().unwrap() {
-                panic!("it did not start: {status}\n{}", process.log());
-            }
-            let printed = process.printed("stdout");
-            printed.contains('\n').then_some(printed)
-        });
-        process.addr = line.await.trim().parse().unwrap();
-        process
+        Process { addr: ([127, 0, 0, 1], 0).into(), child, folder }
     }
 }
 
@@ -96,6 +93,21 @@ impl Process {
         let addr =
             lines.find_map(|line: serde_json::Value| line["http_addr"].as_str()?.parse().ok());
         addr.unwrap_or_else(|| panic!("no HTTP port: {log}"))
+    }
+
+    /// Waits until it serves.
+    pub(crate) async fn serves(&mut self) {
+        let limit = Duration::from_secs(20);
+        let line = within(limit, "the server serves", async || {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("it did not start: {status}\n{}", self.log());
+            }
+            // It prints the port only when it chose one itself.
+            let log = self.log();
+            let (_, addr) = log.split_once(r#""message":"serving","addr":""#)?;
+            addr.split_once('"').map(|(addr, _)| addr.to_owned())
+        });
+        self.addr = line.await.parse().unwrap();
     }
 
     /// What it has written to its log so far.
@@ -119,9 +131,19 @@ impl Process {
 
     /// Asks it to stop, in good order the first time.
     pub(crate) fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal, as in `STOP`.
+    pub(crate) fn signal(&self, signal: &str) {
         // It has not been waited for, so the id is still its own.
-        let kill = format!("kill -TERM {}", self.child.id());
+        let kill = format!("kill -{signal} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// Whether it ended by itself, and how.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// Ends it on the spot.

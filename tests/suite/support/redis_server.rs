@@ -91,6 +91,25 @@ impl RedisServer {
         }
     }
 
+    /// Sends it a signal, as in `STOP`.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.as_ref().expect("it runs").id();
+        let kill = format!("kill -{signal} {pid}");
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// Takes the end of the append-only file away, as a machine does that loses its power before
+    /// the file was synced. Only while it does not run.
+    pub(crate) fn cut_aof(&self, bytes: u64) {
+        assert!(self.child.is_none(), "it runs");
+        let folder = self.directory.path().join("appendonlydir");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let newest = files.filter(|path| path.to_string_lossy().ends_with(".incr.aof")).max();
+        let file = std::fs::File::options().write(true).open(newest.unwrap()).unwrap();
+        let len = file.metadata().unwrap().len();
+        file.set_len(len.saturating_sub(bytes)).unwrap();
+    }
+
     /// Kills it and starts it again.
     pub(crate) async fn restart(&mut self) {
         self.kill();

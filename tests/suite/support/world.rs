@@ -88,12 +88,18 @@ impl<'a> Ground<'a> {
 impl World {
     /// Creates, approves and warms up an activity that is on sale.
     pub(crate) async fn open_sale(&self, sale: &Sale) -> OfferKey {
+        let key = self.plan_sale(sale).await;
+        self.parts.activities.warm_up(&key.activity_id, "test").await.unwrap();
+        key
+    }
+
+    /// Creates and approves an activity that is not warmed up.
+    pub(crate) async fn plan_sale(&self, sale: &Sale) -> OfferKey {
         let spec = spec_of(sale);
         let activity_id = spec.activity_id.clone();
         let activities = &self.parts.activities;
         activities.create(spec, "test").await.unwrap();
         activities.approve(&activity_id, "test", "").await.unwrap();
-        activities.warm_up(&activity_id, "test").await.unwrap();
         OfferKey { activity_id, sku_id: SkuId::new(SKU).unwrap() }
     }
 

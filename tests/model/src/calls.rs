@@ -1,0 +1,162 @@
+//! Calls of a store that change something: what may arrive although nobody waits for it any more.
+
+use crate::{
+    engine::{Data, End, GivenBack},
+    scope::Scope,
+    sql::{Lock, RowState, Snapshot},
+    world::World,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Call {
+    Reserve { request: u8, order: u8, epoch: u8 },
+    Acknowledge { buyer: u8, order: u8, epoch: u8 },
+    GiveBack { request: u8, epoch: u8 },
+    Freeze { epoch: u8 },
+    Begin { epoch: u8, rebuild: u8 },
+    Load { epoch: u8, rebuild: u8, snapshot: Snapshot },
+    End(End),
+    Purge,
+    Insert { request: u8, order: u8, epoch: u8 },
+    Release { request: u8 },
+    Tombstone { request: u8, order: u8 },
+    MarkReleased { request: u8 },
+    Commit,
+    Settle,
+}
+
+impl Call {
+    /// Whether it goes to the engine.
+    #[must_use]
+    pub fn is_script(self) -> bool {
+        match self {
+            Call::Reserve { .. }
+            | Call::Acknowledge { .. }
+            | Call::GiveBack { .. }
+            | Call::Freeze { .. }
+            | Call::Begin { .. }
+            | Call::Load { .. }
+            | Call::End(_)
+            | Call::Purge => true,
+            Call::Insert { .. }
+            | Call::Release { .. }
+            | Call::Tombstone { .. }
+            | Call::MarkReleased { .. }
+            | Call::Commit
+            | Call::Settle => false,
+        }
+    }
+}
+
+impl World {
+    /// Whether the call waits for the lock of the offer's row.
+    #[must_use]
+    pub fn waits(&self, call: Call) -> bool {
+        let state = |request: u8| self.sql.rows[usize::from(request)].state;
+        self.sql.is_locked()
+            && match call {
+                Call::Insert { request, .. } | Call::Tombstone { request, .. } => {
+                    state(request) == RowState::None
+                }
+                Call::Release { request } => state(request).is_live(),
+                Call::Settle => true,
+                Call::Reserve { .. }
+                | Call::Acknowledge { .. }
+                | Call::GiveBack { .. }
+                | Call::Freeze { .. }
+                | Call::Begin { .. }
+                | Call::Load { .. }
+                | Call::End(_)
+                | Call::Purge
+                | Call::MarkReleased { .. }
+                | Call::Commit => false,
+            }
+    }
+
+    /// `release.lua`, and whether SQL allows it.
+    pub fn give_back(&mut self, scope: &Scope, request: usize, epoch: u8) -> GivenBack {
+        let given_back = self.engine.release(scope, request, epoch);
+        self.told.guessed |=
+            given_back == GivenBack::Released && !self.sql.rows[request].state.is_over();
+        given_back
+    }
+
+    /// Deletes all keys of the offer.
+    pub fn purge(&mut self) {
+        self.engine.data = Data::EMPTY;
+    }
+
+    /// Runs a call for nobody.
+    pub fn arrive(&mut self, scope: &Scope, call: Call) {
+        match call {
+            Call::Reserve { request, order, epoch } => {
+                self.engine.reserve(scope, request.into(), order, epoch);
+            }
+            Call::Acknowledge { buyer, order, epoch } => {
+                self.engine.acknowledge(scope, buyer.into(), order, epoch);
+            }
+            Call::GiveBack { request, epoch } => {
+                self.give_back(scope, request.into(), epoch);
+            }
+            Call::Freeze { epoch } => self.engine.freeze(epoch),
+            Call::Begin { epoch, rebuild } => {
+                self.engine.begin(scope, epoch, rebuild);
+            }
+            Call::Load { epoch, rebuild, snapshot } => {
+                self.engine.load(epoch, rebuild, &snapshot);
+            }
+            Call::End(end) => {
+                self.engine.end(scope, end);
+            }
+            Call::Purge => self.purge(),
+            Call::Insert { request, order, epoch } => {
+                self.sql.insert(scope, request.into(), order, epoch);
+            }
+            Call::Release { request } => {
+                self.sql.release(scope, request.into());
+            }
+            Call::Tombstone { request, order } => self.sql.tombstone(request.into(), order),
+            Call::MarkReleased { request } => self.sql.mark_released(request.into()),
+            Call::Commit => {
+                if let Lock::Unknown { epoch } = self.sql.lock {
+                    self.sql.commit(epoch);
+                }
+            }
+            Call::Settle => {
+                self.sql.settle(scope);
+            }
+        }
+    }
+
+    /// Lets a call travel on alone; it is forgotten if too many do.
+    pub fn let_go(&mut self, call: Call) {
+        if call == Call::Commit {
+            self.sql.lock = match self.sql.lock {
+                Lock::Rebuild { epoch, .. } | Lock::Unknown { epoch } => Lock::Unknown { epoch },
+                Lock::Free => Lock::Free,
+            };
+        } else if let Some(free) = self.late.iter_mut().find(|late| late.is_none()) {
+            *free = Some(call);
+            self.sort_late();
+        }
+    }
+
+    /// Takes a call that arrives now.
+    pub fn take_late(&mut self, index: usize) -> Option<Call> {
+        let call = self.late[index].take();
+        self.sort_late();
+        call
+    }
+
+    /// Calls that were under way to a server that is gone.
+    pub fn lose_scripts(&mut self) {
+        for late in &mut self.late {
+            *late = late.filter(|call| !call.is_script());
+        }
+        self.sort_late();
+    }
+
+    fn sort_late(&mut self) {
+        self.late.sort_unstable_by_key(|call| (call.is_none(), *call));
+    }
+}

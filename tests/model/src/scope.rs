@@ -1,0 +1,156 @@
+//! What one run of the checker covers: who takes part, which faults may happen, and which step, if
+//! any, is wrong on purpose.
+
+/// Requests, buyers, servers and programs that a state has room for.
+pub(crate) const REQUESTS: usize = 3;
+pub(crate) const BUYERS: usize = 2;
+pub(crate) const SERVERS: usize = 2;
+pub(crate) const PROGRAMS: usize = 9;
+/// Calls that may be on their way without anybody waiting for them.
+pub(crate) const LATE: usize = 3;
+
+/// What a program does, and on which server. Each client's program is one call of the API, so a
+/// repeat of a request is a second program; the others come back for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Reserve { request: usize, server: usize },
+    Release { request: usize, server: usize },
+    Sweeper { server: usize },
+    Poller { server: usize },
+    Rebuilder { server: usize },
+    Settler { server: usize },
+}
+
+impl Role {
+    /// The request that a client's call is about; keepers have none.
+    #[must_use]
+    pub fn request(self) -> Option<usize> {
+        match self {
+            Role::Reserve { request, .. } | Role::Release { request, .. } => Some(request),
+            Role::Sweeper { .. }
+            | Role::Poller { .. }
+            | Role::Rebuilder { .. }
+            | Role::Settler { .. } => None,
+        }
+    }
+
+    #[must_use]
+    pub fn server(self) -> usize {
+        match self {
+            Role::Reserve { server, .. }
+            | Role::Release { server, .. }
+            | Role::Sweeper { server }
+            | Role::Poller { server }
+            | Role::Rebuilder { server }
+            | Role::Settler { server } => server,
+        }
+    }
+}
+
+/// How many faults of each kind may still happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Faults {
+    /// A server dies; each call that it had under way may still arrive.
+    pub crashes: u8,
+    /// A call is not answered; it runs later, or never.
+    pub losses: u8,
+    /// The engine forgets everything, and stays the same server.
+    pub flushes: u8,
+    /// The engine is another server now, with all the data or without the last write.
+    pub failovers: u8,
+}
+
+/// A step that is wrong on purpose. Each is caught in a test, or the model would prove nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// `unacked` is cleared before SQL has the row.
+    AcknowledgeBeforeCommit,
+    /// RESERVED is answered before SQL has the row.
+    AnswerBeforeCommit,
+    /// The engine gives back first, SQL hears of it second.
+    EngineBeforeSql,
+    /// SQL takes a row of any epoch (V7).
+    InsertOfAnyEpoch,
+    /// A commit without an answer counts as failed (V1).
+    GiveBackOnUnknown,
+    /// `rebuild_begin` keeps what is unacked (W8).
+    BeginKeepsUnacked,
+    /// A released row keeps the epoch of its insert (W1, if a rebuild also loads after its commit).
+    ReleaseKeepsEpoch,
+    /// `rebuild_end` ends any rebuild (V7).
+    EndOfAnyEpoch,
+    /// A rebuild raises the epoch from whatever it is. That is safe, but two servers that meet one
+    /// loss undo each other's rebuilds.
+    RaiseFromAnyEpoch,
+    /// A rebuild commits before it loads what it read. That alone is safe; see W1.
+    LoadAfterCommit,
+    /// RELEASED is answered although the engine said `retry` (W3).
+    AnswerBeforeEngine,
+    /// A rebuild loads no marks (W9).
+    SnapshotWithoutMarks,
+    /// `release.lua` leaves no mark (V3).
+    ReleaseWithoutMark,
+    /// A release that finds no row looks no further (V10).
+    ReleaseTrustsMissingRow,
+    /// A rebuild reads SQL without holding the offer's row.
+    RebuildWithoutLock,
+    /// Scripts don't compare the server's identity (V9).
+    AnyServer,
+    /// Settle raises no epoch.
+    SettleWithoutRaise,
+}
+
+/// One bounded world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scope {
+    pub name: &'static str,
+    pub total: u8,
+    /// Who makes each request, and for how many units.
+    pub buyers: [usize; REQUESTS],
+    pub units: [u8; REQUESTS],
+    pub roles: Vec<Role>,
+    pub faults: Faults,
+    /// Rebuilds stop to raise the epoch above this one, so that the world stays finite.
+    pub epochs: u8,
+    /// Whether rebuilders wait for each other; a server does for 3 seconds.
+    pub patient: bool,
+    /// Whether each rebuild has a name of its own, which its calls carry beside the epoch.
+    pub names_rebuilds: bool,
+    pub broken: &'static [Broken],
+}
+
+impl Scope {
+    #[must_use]
+    pub(crate) fn new(
+        name: &'static str,
+        total: u8,
+        roles: &[&[Role]],
+        faults: Faults,
+        epochs: u8,
+    ) -> Self {
+        let roles = roles.concat();
+        assert!(roles.len() <= PROGRAMS, "a state has room for {PROGRAMS} programs");
+        Self {
+            name,
+            total,
+            buyers: [0, 1, 0],
+            units: [1; REQUESTS],
+            roles,
+            faults,
+            epochs,
+            patient: false,
+            names_rebuilds: false,
+            broken: &[],
+        }
+    }
+
+    /// The same world with wrong steps.
+    #[must_use]
+    pub fn broken(self, broken: &'static [Broken]) -> Self {
+        Self { broken, ..self }
+    }
+
+    pub(crate) fn is(&self, broken: Broken) -> bool {
+        self.broken.contains(&broken)
+    }
+}
