@@ -13,7 +13,7 @@ FROM rust:1-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN cargo build --locked --profile dist --package seckill --bin seckill
-RUN printf '[grpc]\naddr = "0.0.0.0:50051"\n' >/seckill.toml
+RUN printf '[grpc]\naddr = "0.0.0.0:50051"\n[http]\naddr = "0.0.0.0:9090"\n' >/seckill.toml
 
 FROM debian:bookworm-slim
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin seckill \
@@ -24,7 +24,7 @@ COPY --from=build /seckill.toml /seckill.toml
 WORKDIR /
 USER seckill
 VOLUME /data
-EXPOSE 50051
+EXPOSE 50051 9090
 # A stop waits up to 15 s for calls under way (grpc.shutdown_grace_ms): allow it more than that.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=6s --start-period=20s --retries=3 CMD ["seckill", "health"]

@@ -5,20 +5,22 @@
 //! module that reads the environment.
 #![allow(clippy::disallowed_methods, reason = "this is the module that reads the environment")]
 
+mod address;
 mod components;
 mod load;
 mod render;
 mod secret;
 
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use components::{Breach, Component, Key};
 
+pub use address::OptionalAddr;
 pub use components::{
-    CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings, LogSettings,
-    OutboxSettings, ReserveSettings, SweeperSettings, WatchSettings,
+    CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings, HttpSettings,
+    LogSettings, OutboxSettings, ReserveSettings, SweeperSettings, WatchSettings,
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
@@ -66,6 +68,7 @@ macro_rules! for_every_component {
     ($with:ident) => {
         $with! {
             grpc: GrpcSettings,
+            http: HttpSettings,
             engine: EngineSettings,
             database: DatabaseSettings,
             reserve: ReserveSettings,
@@ -129,17 +132,23 @@ impl Settings {
     /// # Errors
     /// A sentence that says what to change.
     pub fn check_exposure(&self, insecure: bool) -> Result<(), SettingsError> {
-        let addr = self.grpc.addr;
-        if insecure || addr.ip().is_loopback() {
-            return Ok(());
-        }
-        Err(SettingsError {
-            problems: vec![format!(
-                "grpc.addr = {addr}: others can reach this address, and no tokens are set. \
+        let problem = |(key, addr)| {
+            format!(
+                "{key} = {addr}: others can reach this address, and no tokens are set. \
                  Listen on 127.0.0.1 or [::1], or add --insecure where the network keeps \
                  strangers out"
-            )],
-        })
+            )
+        };
+        let problems: Vec<String> = self.exposed().map(problem).collect();
+        if insecure || problems.is_empty() { Ok(()) } else { Err(SettingsError { problems }) }
+    }
+
+    /// The addresses that others can reach, each with its key.
+    pub fn exposed(&self) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+        [("grpc.addr", Some(self.grpc.addr)), ("http.addr", self.http.addr.0)]
+            .into_iter()
+            .filter_map(|(key, addr)| Some((key, addr?)))
+            .filter(|(_, addr)| !addr.ip().is_loopback())
     }
 
     fn breaches(&self) -> Vec<Breach> {
@@ -282,6 +291,11 @@ mod tests {
             ("10.0.0.1:1", true),
         ] {
             settings.grpc.addr = addr.parse().expect("an address");
+            assert_eq!(settings.check_exposure(false).is_err(), open, "{addr}");
+            assert_eq!(settings.check_exposure(true), Ok(()), "{addr}");
+
+            let mut settings = Settings::default();
+            settings.http.addr = OptionalAddr(Some(addr.parse().expect("an address")));
             assert_eq!(settings.check_exposure(false).is_err(), open, "{addr}");
             assert_eq!(settings.check_exposure(true), Ok(()), "{addr}");
         }

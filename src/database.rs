@@ -176,6 +176,16 @@ impl Backend {
             Self::Sqlite
         }
     }
+
+    /// For people and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::MySql => "mysql",
+        }
+    }
 }
 
 /// An open database; a clone is the same one.

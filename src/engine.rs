@@ -14,8 +14,11 @@ pub mod batcher;
 pub mod embedded;
 pub mod keys;
 pub mod locks;
+mod meter;
 pub mod redis;
 pub mod scripts;
+
+pub use meter::register as register_metrics;
 
 /// One of the scripts in `lua/`, compiled into the binary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

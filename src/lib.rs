@@ -47,6 +47,7 @@
 //! | [`stock_feed`] | WatchStock |
 //! | [`database`] | SQLite, PostgreSQL, MySQL: pools, transactions, faults, leases; [`entity`] has the columns |
 //! | [`circuit`] | whether a store is there |
+//! | [`metrics`] | every name that is counted or measured; [`http`] shows them, and the probes |
 //! | [`config`] | settings; [`telemetry`] is the log |
 //! | [`server`] | opens, spawns, serves, stops in order |
 //! | [`cli`] | the command line; [`books`] compares engine, outbox and orders |
@@ -113,7 +114,10 @@ pub mod entity;
 pub mod config;
 #[doc(hidden)]
 pub mod failpoints;
+pub mod metrics;
 pub mod telemetry;
+
+pub mod http;
 
 // What starts and stops it.
 pub mod server;

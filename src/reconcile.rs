@@ -24,6 +24,7 @@ use crate::{
     domain::{ActivityId, Difference, OfferFigures, ReconcileReport},
     engine::{EngineError, locks, locks::Locks},
     error::Error,
+    metrics,
     offer::Offer,
     recovery::Recovery,
 };
@@ -122,6 +123,7 @@ impl Reconciler {
             report.releasing += offer.releasing;
             report.dead += offer.dead;
         }
+        metrics::compared(&report.differences);
         Ok(report)
     }
 

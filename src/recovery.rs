@@ -28,6 +28,7 @@ use crate::{
         scripts::Refusal,
     },
     error::Error,
+    metrics,
     offer::Offer,
 };
 use rebuild::Rebuilt;
@@ -117,6 +118,11 @@ impl Recovery {
         self.rebuilds.load(Ordering::Relaxed)
     }
 
+    /// How many offers this process is making sell again, for as long as that does not succeed.
+    pub fn frozen_offers(&self) -> usize {
+        self.running().len()
+    }
+
     /// Makes the offer sell again, in the background, for as long as that takes.
     pub fn rebuild(self: &Arc<Self>, offer: &Arc<Offer>) {
         self.start(offer, None);
@@ -130,6 +136,7 @@ impl Recovery {
         reason: &'static str,
     ) {
         tracing::warn!(offer = %offer.key, epoch, reason, "engine and SQL disagree: freezing");
+        metrics::diverged(reason);
         self.start(offer, Some((epoch, reason)));
     }
 
@@ -255,6 +262,7 @@ impl Recovery {
         offer.segment.adopt(rebuilt.epoch);
         self.rebuilds.fetch_add(1, Ordering::Relaxed);
         let frozen = started.elapsed();
+        metrics::rebuilt(&reason, frozen);
         let (epoch, reservations, frozen_ms) =
             (rebuilt.epoch, rebuilt.reservations, frozen.as_millis());
         tracing::info!(offer = %offer.key, epoch, reason, reservations, frozen_ms, "rebuilt from SQL");

@@ -28,13 +28,14 @@ use crate::{
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
     domain::TimeMs,
     engine::{
-        Engine,
+        self, Engine,
         embedded::EmbeddedEngine,
         locks::Locks,
         redis::{self, RedisEngine, RedisSettings},
     },
     error::Error,
     failpoints::failpoint,
+    http, metrics,
     outbox::{
         dead_letters::DeadLetters,
         poller::{Poller, PollerOptions},
@@ -78,8 +79,8 @@ pub enum StartError {
          engine.url to a Redis that both can use"
     )]
     EmbeddedHeld { owner: String },
-    #[error("{addr} can't be listened on: {cause}; set grpc.addr to another address")]
-    Bind { addr: SocketAddr, cause: std::io::Error },
+    #[error("{addr} can't be listened on: {cause}; set {key} to another address")]
+    Bind { key: &'static str, addr: SocketAddr, cause: std::io::Error },
     #[error("the offers could not be rebuilt from the database: {0}")]
     Rebuild(Error),
 }
@@ -368,6 +369,15 @@ pub struct Server {
     /// Ends when the last connection is gone.
     serving: JoinHandle<()>,
     stop_serving: CancellationToken,
+    http: Option<HttpPort>,
+}
+
+/// The port for metrics and probes, which outlives everything else.
+#[derive(Debug)]
+struct HttpPort {
+    addr: SocketAddr,
+    serving: JoinHandle<()>,
+    stop: CancellationToken,
 }
 
 impl Server {
@@ -377,16 +387,11 @@ impl Server {
     /// [`StartError`]; then nothing runs.
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
         let parts = Parts::open(settings).await?;
-        let addr = settings.grpc.addr;
-        let bound = match TcpListener::bind(addr).await {
-            Ok(listener) => listener.local_addr().map(|addr| (listener, addr)),
-            Err(cause) => Err(cause),
-        };
-        let (listener, addr) = match bound {
+        let ((listener, addr), http) = match listen(settings).await {
             Ok(bound) => bound,
-            Err(cause) => {
+            Err(error) => {
                 parts.abandon().await;
-                return Err(StartError::Bind { addr, cause });
+                return Err(error);
             }
         };
 
@@ -431,7 +436,12 @@ impl Server {
         });
         failpoint!("before_serving");
         set_health(&health, true).await;
-        tracing::info!(%addr, engine = parts.engine.kind(), "serving");
+        let engine = parts.engine.kind();
+        engine::register_metrics();
+        metrics::serves_on(engine, parts.database.backend().as_str());
+        let http = http.map(|(listener, addr)| HttpPort::start(listener, addr, &parts));
+        let http_addr = http.as_ref().map(|http| tracing::field::display(http.addr));
+        tracing::info!(%addr, http_addr, engine, "serving");
         Ok(Self {
             addr,
             parts,
@@ -439,11 +449,19 @@ impl Server {
             grace: Duration::from_millis(settings.grpc.shutdown_grace_ms),
             serving,
             stop_serving,
+            http,
         })
     }
 
+    /// Where metrics and probes are; the port is the real one when port 0 was asked for.
+    #[must_use]
+    pub fn http_addr(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(|http| http.addr)
+    }
+
     /// Stops in order, within the grace period: health says so, no new calls, streams end, what
-    /// is under way finishes, the workers finish their pass, the pools close.
+    /// is under way finishes, the workers finish their pass, the pools close. Metrics and probes
+    /// are there until the end.
     pub async fn stop(mut self) {
         let deadline = tokio::time::Instant::now() + self.grace;
         set_health(&self.health, false).await;
@@ -455,6 +473,9 @@ impl Server {
             self.serving.abort();
         }
         self.parts.close(deadline).await;
+        if let Some(http) = self.http {
+            http.stop().await;
+        }
         tracing::info!("stopped");
     }
 
@@ -462,6 +483,48 @@ impl Server {
     pub async fn ended(&self) {
         self.parts.shutdown.cancelled().await;
     }
+}
+
+impl HttpPort {
+    fn start(listener: TcpListener, addr: SocketAddr, parts: &Parts) -> Self {
+        let view = http::View {
+            engine_circuit: parts.engine_circuit.clone(),
+            database_circuit: parts.database_circuit.clone(),
+            recovery: parts.recovery.clone(),
+            shutdown: parts.shutdown.clone(),
+        };
+        let stop = CancellationToken::new();
+        #[allow(clippy::disallowed_methods, reason = "`stop` waits for it, after all the rest")]
+        let serving = tokio::spawn(http::serve(listener, view, stop.clone()));
+        Self { addr, serving, stop }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        if let Err(error) = self.serving.await {
+            tracing::error!(%error, "the HTTP port ended");
+        }
+    }
+}
+
+type Bound = (TcpListener, SocketAddr);
+
+/// Takes both ports.
+async fn listen(settings: &Settings) -> Result<(Bound, Option<Bound>), StartError> {
+    let grpc = bind("grpc.addr", settings.grpc.addr).await?;
+    let http = match settings.http.addr.0 {
+        Some(addr) => Some(bind("http.addr", addr).await?),
+        None => None,
+    };
+    Ok((grpc, http))
+}
+
+async fn bind(key: &'static str, addr: SocketAddr) -> Result<Bound, StartError> {
+    let bound = match TcpListener::bind(addr).await {
+        Ok(listener) => listener.local_addr().map(|addr| (listener, addr)),
+        Err(cause) => Err(cause),
+    };
+    bound.map_err(|cause| StartError::Bind { key, addr, cause })
 }
 
 impl Parts {

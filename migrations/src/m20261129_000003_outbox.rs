@@ -28,6 +28,7 @@ impl MigrationTrait for Migration {
                      WHERE state = 'pending'",
                     "CREATE INDEX outbox_releasing ON outbox (next_attempt_time, id)
                      WHERE state = 'releasing'",
+                    "CREATE INDEX outbox_dead ON outbox (id) WHERE state = 'dead'",
                     "CREATE INDEX outbox_expiring ON outbox (expire_time, id)
                      WHERE expire_time IS NOT NULL AND state IN ('pending', 'done')",
                     "CREATE INDEX outbox_offer ON outbox (activity_id, sku_id, id)",

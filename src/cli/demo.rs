@@ -118,7 +118,7 @@ async fn run_against(
 /// harms nobody on the stores that the settings name.
 fn flags(options: &Options) -> Vec<Flag> {
     // The log would run through the progress bar.
-    let mut flags = [("grpc.addr", "127.0.0.1:0"), ("log.level", "warn")]
+    let mut flags = [("grpc.addr", "127.0.0.1:0"), ("http.addr", ""), ("log.level", "warn")]
         .map(|(key, value)| Flag { name: "demo", key, value: value.to_owned() })
         .to_vec();
     let named = [

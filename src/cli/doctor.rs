@@ -85,7 +85,10 @@ impl Doctor {
         let settings = &loaded.settings;
         let mut findings = vec![check_settings(&loaded)];
         findings.extend(check_exposure(settings));
-        findings.push(check_port("grpc port", settings.grpc.addr).await);
+        findings.push(check_port("grpc port", "grpc.addr", settings.grpc.addr).await);
+        if let Some(addr) = settings.http.addr.0 {
+            findings.push(check_port("http port", "http.addr", addr).await);
+        }
         findings.push(check_own_clock(TimeMs::now()));
         findings.extend(check_engine(settings).await);
         findings.extend(check_database(settings).await);
@@ -143,29 +146,31 @@ fn check_settings(loaded: &Loaded) -> Finding {
     Finding::ok("settings", format!("valid; {from}, {} set", loaded.origins.len()))
 }
 
-fn check_exposure(settings: &Settings) -> Option<Finding> {
-    settings.check_exposure(false).is_err().then(|| {
+fn check_exposure(settings: &Settings) -> impl Iterator<Item = Finding> {
+    settings.exposed().map(|(_, addr)| {
         Finding::warn(
             "exposure",
-            format!("others can reach {}, and callers are not asked who they are", settings.grpc.addr),
+            format!("others can reach {addr}, and callers are not asked who they are"),
             "listen on 127.0.0.1, or start with --insecure inside a network that keeps strangers out",
         )
     })
 }
 
 /// Whether a server could listen there now.
-async fn check_port(check: &str, addr: SocketAddr) -> Finding {
+async fn check_port(check: &str, key: &str, addr: SocketAddr) -> Finding {
     match TcpListener::bind(addr).await {
         Ok(_) => Finding::ok(check, format!("{addr} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::warn(
             check,
             format!("{addr} is in use"),
-            "fine if that is the server itself; otherwise stop the other one, or set grpc.addr",
+            format!(
+                "fine if that is the server itself; otherwise stop the other one, or set {key}"
+            ),
         ),
         Err(error) => Finding::error(
             check,
             format!("{addr} can't be used: {error}"),
-            "set grpc.addr to an address of this machine and a port that you may use",
+            format!("set {key} to an address of this machine and a port that you may use"),
         ),
     }
 }
@@ -302,8 +307,8 @@ mod tests {
     async fn a_port_in_use_is_found() {
         let taken = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = taken.local_addr().expect("an address");
-        assert_eq!(check_port("port", addr).await.level, Level::Warn);
+        assert_eq!(check_port("port", "grpc.addr", addr).await.level, Level::Warn);
         drop(taken);
-        assert_eq!(check_port("port", addr).await.level, Level::Ok);
+        assert_eq!(check_port("port", "grpc.addr", addr).await.level, Level::Ok);
     }
 }

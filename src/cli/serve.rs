@@ -1,7 +1,5 @@
 //! `seckill serve`: the server.
 
-use std::net::SocketAddr;
-
 use clap::Args;
 use serde_json::json;
 
@@ -37,6 +35,9 @@ pub struct Serve {
     /// Where to listen (grpc.addr).
     #[arg(long, value_name = "ADDR")]
     grpc_addr: Option<String>,
+    /// Where to listen for metrics and probes (http.addr); empty: nowhere.
+    #[arg(long, value_name = "ADDR")]
+    http_addr: Option<String>,
     /// The stock engine (engine.url); empty: the embedded one.
     #[arg(long, value_name = "URL")]
     engine_url: Option<String>,
@@ -47,9 +48,13 @@ pub struct Serve {
 
 /// Flags for settings that keep everything in memory, on a free port.
 fn ephemeral() -> Vec<Flag> {
-    [("grpc.addr", "127.0.0.1:0"), ("engine.url", ""), ("database.url", "sqlite::memory:")]
-        .map(|(key, value)| Flag { name: "--ephemeral", key, value: value.to_owned() })
-        .to_vec()
+    let settings = [
+        ("grpc.addr", "127.0.0.1:0"),
+        ("http.addr", ""),
+        ("engine.url", ""),
+        ("database.url", "sqlite::memory:"),
+    ];
+    settings.map(|(key, value)| Flag { name: "--ephemeral", key, value: value.to_owned() }).to_vec()
 }
 
 impl Serve {
@@ -75,13 +80,17 @@ impl Serve {
         telemetry::init(&loaded.settings.log).map_err(Failure::Usage)?;
         let printer = context.printer;
         let announce = loaded.settings.grpc.addr.port() == 0;
-        serve(loaded.settings, move |addr| {
+        serve(loaded.settings, move |server| {
             if announce {
                 // Nobody knows a port that was taken because it was free. This is the one line that
                 // those who start us in their tests wait for.
-                match printer.is_json() {
-                    true => printer.answer(&json!({"grpc_addr": addr.to_string()})),
-                    false => printer.data(&addr.to_string()),
+                let addr = server.addr.to_string();
+                match (printer.is_json(), server.http_addr()) {
+                    (true, None) => printer.answer(&json!({"grpc_addr": addr})),
+                    (true, Some(http)) => {
+                        printer.answer(&json!({"grpc_addr": addr, "http_addr": http.to_string()}));
+                    }
+                    (false, _) => printer.data(&addr),
                 }
             }
         })
@@ -93,6 +102,7 @@ impl Serve {
         let mut flags = if self.ephemeral { ephemeral() } else { Vec::new() };
         let named = [
             ("--grpc-addr", "grpc.addr", &self.grpc_addr),
+            ("--http-addr", "http.addr", &self.http_addr),
             ("--engine-url", "engine.url", &self.engine_url),
             ("--database-url", "database.url", &self.database_url),
         ];
@@ -105,10 +115,10 @@ impl Serve {
     }
 }
 
-/// Runs the server until a signal stops it; `ready` hears the address once it serves.
-async fn serve(settings: Settings, ready: impl FnOnce(SocketAddr)) -> Result<(), Failure> {
+/// Runs the server until a signal stops it; `ready` hears of it once it serves.
+async fn serve(settings: Settings, ready: impl FnOnce(&Server)) -> Result<(), Failure> {
     let server = Server::start(&settings).await.map_err(start_failure)?;
-    ready(server.addr);
+    ready(&server);
     tokio::select! {
         () = stop_signal() => tracing::info!("stopping: a second signal ends it at once"),
         () = server.ended() => {}

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Level, LogFormat, SecretUrl};
+use super::{Level, LogFormat, OptionalAddr, SecretUrl};
 
 /// How large `seckill` lets a span of time be set: one day, in milliseconds.
 const DAY_MS: u64 = 86_400_000;
@@ -56,6 +56,7 @@ kinds! {
     u64: "a whole number",
     usize: "a whole number",
     SocketAddr: "an IP address and a port, such as 127.0.0.1:50051",
+    OptionalAddr: "empty, or an IP address and a port, such as 127.0.0.1:9090",
     SecretUrl: "a URL",
     Level: "one of off, error, warn, info, debug, trace",
     LogFormat: "one of auto, text, json",
@@ -154,6 +155,16 @@ component! {
         first_byte_timeout_ms: u64 = 5_000 => 10..=60_000;
         /// How long a stop waits for calls that are under way.
         shutdown_grace_ms: u64 = 15_000 => 0..=600_000;
+    }
+}
+
+component! {
+    /// The port for metrics and probes, over HTTP/1.1.
+    HttpSettings = "http" {
+        /// Where to listen. Port 0 takes a free one; empty: there is no such port. Nobody is asked
+        /// who he is, so an address that others can reach needs `seckill serve --insecure`.
+        addr: OptionalAddr =
+            OptionalAddr(Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090)));
     }
 }
 

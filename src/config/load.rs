@@ -417,7 +417,7 @@ mod tests {
             ),
             (
                 "verbose = true\n",
-                "verbose (seckill.toml:1): there is no such setting; the sections are grpc, \
+                "verbose (seckill.toml:1): there is no such setting; the sections are grpc, http, \
                  engine, database, reserve, outbox, sweeper, holds, catalog, watch, log",
             ),
         ] {

@@ -47,6 +47,20 @@ pub enum DifferenceKind {
 }
 
 impl DifferenceKind {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::TakenNotRecorded,
+        Self::RecordedNotTaken,
+        Self::OrderWithoutRow,
+        Self::RowWithoutOrder,
+        Self::ReleasedStillHeld,
+        Self::CounterDrift,
+        Self::UnitsMissing,
+        Self::UnitsExcess,
+        Self::NegativeStock,
+        Self::Oversold,
+    ];
+
     /// As in JSON and in tables.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -19,8 +19,9 @@ use tokio_util::{
 };
 
 use super::{
-    Call, Engine, EngineError, Script, keys,
-    scripts::{LOCK_ACQUIRE, LOCK_EXTEND, LOCK_RELEASE, Reply},
+    Engine, EngineError, keys,
+    meter::run,
+    scripts::{Id, Reply},
 };
 use crate::domain::{TimeMs, new_uuid};
 
@@ -86,7 +87,7 @@ impl Locks {
     ) -> Result<Option<u64>, EngineError> {
         let fence_expires = TimeMs::now().plus(FENCE_LIFE).0.to_string();
         let args = vec![owner.into(), lease_ms(), fence_expires.into_bytes()];
-        let mut reply = self.eval(LOCK_ACQUIRE, keys, args).await?;
+        let mut reply = self.eval(Id::LOCK_ACQUIRE, keys, args).await?;
         match reply.word()?.as_str() {
             "acquired" => reply.number().map(Some),
             "held" => Ok(None),
@@ -96,12 +97,11 @@ impl Locks {
 
     async fn eval(
         &self,
-        script: Script,
+        id: Id,
         keys: &Arc<[String]>,
         args: Vec<Vec<u8>>,
     ) -> Result<Reply, EngineError> {
-        let value = self.engine.eval(Call { script, keys: keys.clone(), args }).await?;
-        Reply::new(script, value)
+        run(&*self.engine, id, keys.clone(), args).await
     }
 }
 
@@ -146,14 +146,14 @@ impl Watchdog {
             }
         }
         let args = vec![self.owner.clone().into_bytes()];
-        if let Err(error) = self.locks.eval(LOCK_RELEASE, &self.keys, args).await {
+        if let Err(error) = self.locks.eval(Id::LOCK_RELEASE, &self.keys, args).await {
             tracing::debug!(%error, "a lock was not given back; it ends with its lease");
         }
     }
 
     async fn extend(&self) -> Result<bool, EngineError> {
         let args = vec![self.owner.clone().into_bytes(), lease_ms()];
-        let mut reply = self.locks.eval(LOCK_EXTEND, &self.keys, args).await?;
+        let mut reply = self.locks.eval(Id::LOCK_EXTEND, &self.keys, args).await?;
         match reply.word()?.as_str() {
             "extended" => Ok(true),
             "lost" => Ok(false),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 mod reply;
 
-use super::{Call, Engine, EngineError, Script};
+use super::{Engine, EngineError, Script, meter::run};
 use crate::domain::{BuyerId, OrderNo, ReservationId, TimeMs};
 pub(super) use reply::Reply;
 
@@ -20,6 +20,14 @@ macro_rules! script {
         };)*
         /// Every script, in the order of a reservation's life.
         pub const ALL: &[Script] = &[$($const),*];
+
+        /// The place of each script in [`ALL`]: what typed calls name a script by.
+        #[derive(Debug, Clone, Copy)]
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "named as the scripts")]
+        #[allow(dead_code, reason = "not all of them have a typed call")]
+        pub(super) enum Id {
+            $($const),*
+        }
     };
 }
 
@@ -192,9 +200,8 @@ impl SegmentScripts {
         Self { engine, keys, max_orders }
     }
 
-    async fn eval(&self, script: Script, args: Vec<Vec<u8>>) -> Result<Reply, EngineError> {
-        let value = self.engine.eval(Call { script, keys: self.keys.clone(), args }).await?;
-        Reply::new(script, value)
+    async fn eval(&self, id: Id, args: Vec<Vec<u8>>) -> Result<Reply, EngineError> {
+        run(&*self.engine, id, self.keys.clone(), args).await
     }
 
     /// Takes units for up to 64 requests in one atomic step.
@@ -215,7 +222,7 @@ impl SegmentScripts {
             args.push(text(take.quantity));
             args.push(bytes(take.order_no.as_str()));
         }
-        let mut reply = self.eval(RESERVE, args).await?;
+        let mut reply = self.eval(Id::RESERVE, args).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -260,7 +267,7 @@ impl SegmentScripts {
             bytes(buyer.as_str()),
             text(self.max_orders),
         ];
-        let mut reply = self.eval(RELEASE, args).await?;
+        let mut reply = self.eval(Id::RELEASE, args).await?;
         let status = reply.word()?;
         let stamp = reply.stamp()?;
         Ok(match status.as_str() {
@@ -286,7 +293,7 @@ impl SegmentScripts {
             args.push(bytes(order_no.as_str()));
             args.push(text(expire_time.map_or(0, |time| time.0)));
         }
-        Ok(self.eval(ACKNOWLEDGE, args).await?.head()?.map(|_| ()))
+        Ok(self.eval(Id::ACKNOWLEDGE, args).await?.head()?.map(|_| ()))
     }
 
     /// Reads up to `limit` reservations taken before `before` that nobody acknowledged, and the
@@ -299,7 +306,7 @@ impl SegmentScripts {
         before: TimeMs,
         limit: u32,
     ) -> Result<Answer<(u64, Vec<Held>)>, EngineError> {
-        let mut reply = self.eval(UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
+        let mut reply = self.eval(Id::UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -322,7 +329,7 @@ impl SegmentScripts {
     ) -> Result<Answer<(Stamp, Found)>, EngineError> {
         let args =
             vec![bytes(reservation_id.as_str()), bytes(buyer.as_str()), text(self.max_orders)];
-        let mut reply = self.eval(FIND, args).await?;
+        let mut reply = self.eval(Id::FIND, args).await?;
         if let Some(refusal) = reply.refusal()? {
             return Ok(Err(refusal));
         }
@@ -346,7 +353,7 @@ impl SegmentScripts {
     /// # Errors
     /// See [`EngineError`].
     pub async fn levels(&self) -> Result<Answer<Levels>, EngineError> {
-        let mut reply = self.eval(LEVELS, Vec::new()).await?;
+        let mut reply = self.eval(Id::LEVELS, Vec::new()).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -371,7 +378,7 @@ impl SegmentScripts {
         &self,
         cursor: &str,
     ) -> Result<Answer<(Stamp, String, Vec<Held>)>, EngineError> {
-        let mut reply = self.eval(HOLDINGS, vec![bytes(cursor), text(PAGE)]).await?;
+        let mut reply = self.eval(Id::HOLDINGS, vec![bytes(cursor), text(PAGE)]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -414,7 +421,7 @@ impl SegmentScripts {
         slots: impl ExactSizeIterator<Item = (&BuyerId, u32)>,
     ) -> Result<Answer<(Stamp, Vec<Option<Seen>>)>, EngineError> {
         let args = slots.map(|(buyer, slot)| bytes(&self.member(buyer, slot))).collect();
-        let mut reply = self.eval(LOOKUP, args).await?;
+        let mut reply = self.eval(Id::LOOKUP, args).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -441,7 +448,7 @@ impl SegmentScripts {
     /// # Errors
     /// See [`EngineError`]; a repeat is harmless.
     pub async fn freeze(&self, epoch: u64, reason: &str) -> Result<(), EngineError> {
-        self.eval(FREEZE, vec![text(epoch), bytes(reason)]).await.map(|_| ())
+        self.eval(Id::FREEZE, vec![text(epoch), bytes(reason)]).await.map(|_| ())
     }
 
     /// Puts the segment on sale for the first time.
@@ -456,7 +463,7 @@ impl SegmentScripts {
         expire_time: TimeMs,
     ) -> Result<WarmedUp, EngineError> {
         let args = vec![text(epoch), text(units), text(total), text(expire_time.0)];
-        let mut reply = self.eval(WARMUP, args).await?;
+        let mut reply = self.eval(Id::WARMUP, args).await?;
         Ok(match reply.word()?.as_str() {
             "written" => WarmedUp::Written,
             "already" => WarmedUp::Already,
@@ -480,7 +487,7 @@ impl SegmentScripts {
         expire_time: TimeMs,
     ) -> Result<RebuildStep, EngineError> {
         let args = vec![text(epoch), text(total), text(expire_time.0)];
-        self.eval(REBUILD_BEGIN, args).await?.step("begun")
+        self.eval(Id::REBUILD_BEGIN, args).await?.step("begun")
     }
 
     /// Loads chunk number `chunk`, from 1: reservations by buyer and slot, and ids to mark.
@@ -501,7 +508,7 @@ impl SegmentScripts {
             args.push(bytes(&record.to_string()));
         }
         args.extend(marks.iter().map(|id| bytes(id.as_str())));
-        self.eval(REBUILD_LOAD, args).await?.step("loaded")
+        self.eval(Id::REBUILD_LOAD, args).await?.step("loaded")
     }
 
     /// Puts the segment back on sale with `stock` units left, after `chunks` chunks.
@@ -514,7 +521,9 @@ impl SegmentScripts {
         chunks: u64,
         stock: u64,
     ) -> Result<RebuildStep, EngineError> {
-        self.eval(REBUILD_END, vec![text(epoch), text(chunks), text(stock)]).await?.step("ended")
+        self.eval(Id::REBUILD_END, vec![text(epoch), text(chunks), text(stock)])
+            .await?
+            .step("ended")
     }
 
     /// Removes the segment, if it was written before `epoch`: answers whether it is gone.
@@ -522,7 +531,7 @@ impl SegmentScripts {
     /// # Errors
     /// See [`EngineError`]; a repeat is harmless.
     pub async fn purge(&self, epoch: u64) -> Result<bool, EngineError> {
-        let mut reply = self.eval(PURGE, vec![text(epoch)]).await?;
+        let mut reply = self.eval(Id::PURGE, vec![text(epoch)]).await?;
         match reply.word()?.as_str() {
             "purged" | "nothing" => Ok(true),
             "refused" => Ok(false),

@@ -20,7 +20,7 @@ pub enum OutboxState {
     Dead,
 }
 
-/// Rows in `state` with work to do: `Pending` or `Releasing`.
+/// Rows in `state` with work to do: `Pending` or `Releasing`, or `Dead` for a person.
 ///
 /// The words stand in the SQL: with bound values SQLite leaves the partial index aside, and so
 /// may PostgreSQL. One state at a time: over two, MySQL sorts, and a locking read then locks

@@ -13,6 +13,7 @@ use crate::{
     config::Settings,
     engine::redis::{Level, RedisEngine, RedisSettings},
     error::Error,
+    metrics,
     outbox::sweeper::sweep,
 };
 
@@ -26,6 +27,8 @@ const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// How long a pass keeps other servers from the same: one that hangs must not hold up everybody.
 const ALONE_FOR: Duration = Duration::from_secs(10);
+/// How often dead letters are counted, for the metrics.
+const COUNT_DEAD_LETTERS_EVERY: Duration = Duration::from_secs(5);
 /// Holds released in one pass; few in the simulator.
 const EXPIRE_AT_ONCE: u64 = if cfg!(test) { 2 } else { 200 };
 
@@ -90,6 +93,23 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             }
         },
     ));
+    parts.tasks.spawn(every(
+        parts.clone(),
+        "count of dead letters",
+        Needs::Database,
+        COUNT_DEAD_LETTERS_EVERY,
+        {
+            let dead_letters = parts.dead_letters.clone();
+            move || {
+                let dead_letters = dead_letters.clone();
+                async move {
+                    metrics::count_dead_letters(dead_letters.count().await?);
+                    Ok(())
+                }
+            }
+        },
+    ));
+    parts.tasks.spawn(add_up(parts.clone()));
     parts.tasks.spawn({
         let activities = parts.activities.clone();
         async move {
@@ -103,6 +123,13 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     }
     if parts.lease.is_some() {
         parts.tasks.spawn(keep_lease(parts.clone()));
+    }
+}
+
+/// Adds up what was measured, also while nobody reads it.
+async fn add_up(parts: Parts) {
+    while sleep(&parts, metrics::UPKEEP_EVERY).await {
+        metrics::upkeep();
     }
 }
 

@@ -13,7 +13,7 @@ use http::{HeaderMap, Request, Response};
 use prost::Message as _;
 use seckill::{
     api::pb,
-    config::{SecretUrl, Settings},
+    config::{OptionalAddr, SecretUrl, Settings},
     server::Server,
 };
 use tempfile::TempDir;
@@ -41,6 +41,7 @@ impl Edge {
         let folder = TempDir::new().unwrap();
         let mut settings = Settings::default();
         settings.grpc.addr = "127.0.0.1:0".parse().unwrap();
+        settings.http.addr = OptionalAddr(None);
         let path = folder.path().join("seckill.db");
         settings.database.url = SecretUrl::new(format!("sqlite://{}", path.display()));
         let server = Server::start(&settings).await.unwrap();

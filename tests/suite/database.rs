@@ -508,7 +508,9 @@ on_every_database! {
         }
         let by_time = |state, index: &str| {
             let select = outbox::Entity::find().limit(10);
-            if index != "outbox_expiring" {
+            if state == OutboxState::Dead {
+                select.filter(outbox::due(state))
+            } else if index != "outbox_expiring" {
                 select
                     .filter(outbox::due(state))
                     .filter(Column::NextAttemptTime.lte(5_000))
@@ -523,12 +525,15 @@ on_every_database! {
             }
         };
         let due = match db.backend() {
-            Backend::Sqlite | Backend::Postgres => ["outbox_pending", "outbox_releasing"],
-            Backend::MySql => ["outbox_due"; 2],
+            Backend::Sqlite | Backend::Postgres => {
+                ["outbox_pending", "outbox_releasing", "outbox_dead"]
+            }
+            Backend::MySql => ["outbox_due"; 3],
         };
         for (state, index) in [
             (OutboxState::Pending, due[0]),
             (OutboxState::Releasing, due[1]),
+            (OutboxState::Dead, due[2]),
             (OutboxState::Pending, "outbox_expiring"),
             (OutboxState::Done, "outbox_expiring"),
         ] {

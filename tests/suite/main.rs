@@ -24,6 +24,7 @@ mod faults;
 mod flows;
 mod histories;
 mod holds;
+mod http;
 mod known_faults;
 mod locks;
 mod model;

@@ -27,6 +27,7 @@ async fn seckill(args: &[&str], variables: &[(&str, &str)]) -> Output {
         .current_dir(folder.path())
         .env_clear()
         .env("SECKILL__GRPC__ADDR", "127.0.0.1:0")
+        .env("SECKILL__HTTP__ADDR", "")
         .env("SECKILL__DATABASE__CONNECT_TIMEOUT_MS", "300")
         .envs(variables.iter().copied())
         .kill_on_drop(true);

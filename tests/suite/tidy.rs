@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use seckill::metrics::FAMILIES;
+
 /// A word of a library, and the only places in `src` that may name it.
 const NAMES: &[(&str, &[&str])] = &[
     ("redis::aio", &["engine/redis.rs", "engine/redis/"]),
@@ -40,6 +42,8 @@ const NAMES: &[(&str, &[&str])] = &[
         &["api.rs", "api/", "server.rs", "server/", "cli.rs", "cli/", "config/", "telemetry.rs"],
     ),
     ("clap", &["cli.rs", "cli/"]),
+    ("axum", &["http.rs"]),
+    ("metrics_exporter_prometheus", &["metrics.rs"]),
 ];
 
 /// From bottom to top: a module may use those below it and its own, never those above.
@@ -50,7 +54,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("telemetry", &["config"]),
     ("entity", &["domain"]),
-    ("engine", &["domain", "failpoints"]),
+    ("metrics", &["domain"]),
+    ("engine", &["domain", "failpoints", "metrics"]),
     ("database", &["domain", "entity"]),
     ("error", &["database", "domain", "engine"]),
     ("offer", &["domain", "engine"]),
@@ -67,10 +72,12 @@ const LAYERS: &[(&str, &[&str])] = &[
             "entity",
             "error",
             "failpoints",
+            "metrics",
             "offer",
             "outbox",
         ],
     ),
+    ("http", &["circuit", "metrics", "recovery"]),
 ];
 
 fn sources() -> Vec<(String, String)> {
@@ -155,6 +162,24 @@ fn no_sentence_is_left_for_later() {
         }
     }
     assert_eq!(found, Vec::<String>::new(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_metrics_in_the_readme_are_those_of_the_server() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let rows = readme.lines().filter(|line| line.starts_with("| `seckill_")).count();
+    assert_eq!(rows, FAMILIES.len());
+    for family in FAMILIES {
+        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+        let (kind, labels) = (family.kind.as_str(), labels.join(" "));
+        let row = format!("| `{}` | {kind} | {labels} | {} |", family.name, family.help);
+        assert!(readme.contains(&row), "README.md has no row {row}");
+    }
+    // Whoever counts under a name of his own would be in no table.
+    for (name, text) in sources() {
+        assert!(name == "metrics.rs" || !text.contains("\"seckill_"), "src/{name} names a metric");
+    }
 }
 
 #[test]

@@ -35,6 +35,7 @@ impl Serve {
     pub(crate) fn over(settings: &Settings) -> Self {
         Self { variables: Vec::new() }
             .with("GRPC__ADDR", "127.0.0.1:0")
+            .with("HTTP__ADDR", "")
             .with("ENGINE__URL", settings.engine.url.expose())
             .with("ENGINE__RESPONSE_TIMEOUT_MS", "500")
             .with("DATABASE__URL", settings.database.url.expose())
@@ -85,6 +86,15 @@ impl Serve {
 }
 
 impl Process {
+    /// Where its metrics and probes are, if they were asked for.
+    pub(crate) fn http_addr(&self) -> SocketAddr {
+        let log = self.log();
+        let mut lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
+        let addr =
+            lines.find_map(|line: serde_json::Value| line["http_addr"].as_str()?.parse().ok());
+        addr.unwrap_or_else(|| panic!("no HTTP port: {log}"))
+    }
+
     /// Waits until it serves.
     pub(crate) async fn serves(&mut self) {
         let limit = Duration::from_secs(20);

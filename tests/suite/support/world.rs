@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use seckill::{
     books::{self, OfferBooks},
-    config::{SecretUrl, Settings},
+    config::{OptionalAddr, SecretUrl, Settings},
     domain::{
         ActivityId, ActivitySpec, BuyerId, ConfirmOutcome, ConfirmRequest, OfferKey, OfferSpec,
         ReleaseOutcome, ReleaseRequest, RequestId, Reservation, ReservationId, ReserveOutcome,
@@ -68,6 +68,7 @@ impl<'a> Ground<'a> {
     pub(crate) fn settings(&self) -> Settings {
         let mut settings = Settings::default();
         settings.grpc.addr = "127.0.0.1:0".parse().unwrap();
+        settings.http.addr = OptionalAddr(None);
         settings.database.url = SecretUrl::new(self.database.settings().url);
         settings.database.max_connections = 5;
         if let Some(redis) = &self.redis {
