@@ -91,6 +91,7 @@ pub(super) async fn rebuild(
     };
     failpoint!("before_rebuild_end");
     let ended = scripts.rebuild_end(epoch, rebuilt.chunks, rebuilt.stock).await;
+    failpoint!("after_rebuild_end");
     match ended.map_err(|error| recovery.engine_failed(error))? {
         RebuildStep::Applied => Ok(Some(rebuilt)),
         RebuildStep::Refused { .. } => Ok(None),
