@@ -40,13 +40,15 @@ pub const ALL: &[&str] = &[
     "before_settle",
     "after_settle",
     // rebuild
+    "before_epoch_commit",
     "after_epoch_raised",
     "after_rebuild_begin",
     "after_rebuild_load",
     "before_rebuild_end",
     "after_rebuild_end",
     // settle
-    "after_settle_commit",
+    "before_settlement_commit",
+    "after_settlement_commit",
 ];
 
 /// Aborts the process here if a test asked for it. The name must stand in [`ALL`].

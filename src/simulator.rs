@@ -3,8 +3,8 @@
 //!
 //! Everything between the API and the stores is the real code. What is simulated stands below it:
 //! `engine` and `sql` lose calls, lose replies, are late, are away, and the engine forgets.
-//! `run` is one run: a sale with disasters, then peace, in which everything must come to rest.
-//! `history` is what the buyers heard, and what they must never hear.
+//! `run` is one run, as `plan` makes it of a seed: `buyers` and disasters, then `peace`, in which
+//! everything must come to rest. `history` is what the buyers heard, and what they must never hear.
 //!
 //! Nothing of this is in the library; it is compiled for its own tests only.
 
@@ -24,8 +24,10 @@ use uuid::Uuid;
 
 use crate::domain::TimeMs;
 
+mod buyers;
 mod engine;
 mod history;
+mod peace;
 mod plan;
 mod run;
 pub(crate) mod sql;
@@ -159,7 +161,12 @@ struct Trace {
 }
 
 impl World {
-    fn new(plan: Plan, broken: Option<Break>, verbose: bool) -> Self {
+    fn new(mut plan: Plan, broken: Option<Break>, verbose: bool) -> Self {
+        if broken.is_some() {
+            // What is broken shows only when something else goes wrong; that is not to be waited for.
+            plan.rates.failover = 0.1;
+            plan.rates.commit_lost_after = 0.1;
+        }
         let dice = Mutex::new(fastrand::Rng::with_seed(plan.seed));
         let trace = Trace { lines: verbose.then(Vec::new), ..Trace::default() };
         Self {

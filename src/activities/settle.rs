@@ -79,7 +79,7 @@ impl Activities {
             }
             InSql::NotDrained(detail) => return Err(not_drained(detail)),
         }
-        failpoint!("after_settle_commit");
+        failpoint!("after_settlement_commit");
         tracing::info!(activity = %id, actor, reason, "settled");
         self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
         self.purge(&*self.catalog.activity(id).await?).await?;
@@ -131,6 +131,7 @@ impl Activities {
     ) -> Result<InSql, DbErr> {
         let transaction = self.database.begin().await?;
         let settled = self.settle_in(&transaction, activity, report, actor, reason).await;
+        failpoint!("before_settlement_commit");
         match settled {
             Ok(refused @ (InSql::WrongState | InSql::NotDrained(_))) => {
                 transaction.rollback().await?;

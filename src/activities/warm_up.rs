@@ -87,8 +87,8 @@ impl Activities {
             failpoint!("after_warmup_script");
             match warmed.map_err(|error| self.engine_failed(error))? {
                 WarmedUp::Written | WarmedUp::Already => {}
-                WarmedUp::Mismatch { what, .. } if what == "server" || what == "frozen" => {
-                    // Ours, from before the engine restarted: the same way back as for any offer.
+                WarmedUp::Mismatch { what, found, .. } if is_left_over(&what, &found, epoch) => {
+                    // The same way back as for any offer.
                     self.recovery.rebuild_now(offer).await?;
                 }
                 WarmedUp::Mismatch { what, found, asked } => {
@@ -156,6 +156,16 @@ impl Activities {
             EngineError::Full(_) | EngineError::Script(_) => {}
         }
         error.into()
+    }
+}
+
+/// Whether the keys are those of an earlier warm-up: from before the engine restarted, or from
+/// before a rebuild that it lost.
+fn is_left_over(what: &str, found: &str, epoch: u64) -> bool {
+    match what {
+        "server" | "frozen" => true,
+        "epoch" => found.parse().is_ok_and(|found: u64| found < epoch),
+        _ => false,
     }
 }
 

@@ -244,10 +244,13 @@ impl Reconciler {
     async fn walk_outbox(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
         let mut last_id = 0;
         loop {
-            let rows = self.live_rows(offer, last_id, PAGE).await?;
+            let mut rows = self.rows_after(offer, last_id, PAGE).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             last_id = last.id;
-            self.check_live(offer, epoch, &rows, found).await?;
+            rows.retain(|row| super::sql::LIVE.contains(&row.state));
+            if !rows.is_empty() {
+                self.check_live(offer, epoch, &rows, found).await?;
+            }
         }
     }
 

@@ -141,14 +141,15 @@ impl Reconciler {
         Ok(found)
     }
 
-    /// One page of live rows, in the order of their ids.
-    pub(super) async fn live_rows(
+    /// One page of rows, live or not, in the order of their ids. The states are left to the caller:
+    /// with them in the query SQLite may take another index, and then sorts all rows for each page.
+    pub(super) async fn rows_after(
         &self,
         offer: &Offer,
         after: i64,
         limit: usize,
     ) -> Result<Vec<Row>, Error> {
-        live(offer)
+        rows_of(offer)
             .filter(outbox::Column::Id.gt(after))
             .order_by_asc(outbox::Column::Id)
             .limit(limit as u64)
@@ -158,11 +159,10 @@ impl Reconciler {
     }
 }
 
-fn live(offer: &Offer) -> sea_orm::Select<outbox::Entity> {
+fn rows_of(offer: &Offer) -> sea_orm::Select<outbox::Entity> {
     outbox::Entity::find()
         .filter(outbox::Column::ActivityId.eq(offer.key.activity_id.as_str()))
         .filter(outbox::Column::SkuId.eq(offer.key.sku_id.as_str()))
-        .filter(outbox::Column::State.is_in(LIVE))
 }
 
 /// The counters of an offer and what they should be, at one moment.
@@ -215,7 +215,8 @@ async fn oversold(
     offer: &Offer,
     sums: &Sums,
 ) -> Result<Difference, DbErr> {
-    let newest = live(offer)
+    let newest = rows_of(offer)
+        .filter(outbox::Column::State.is_in(LIVE))
         .order_by_desc(outbox::Column::Id)
         .limit(Difference::MAX_NAMED as u64)
         .all(db)

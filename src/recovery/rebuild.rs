@@ -81,7 +81,6 @@ pub(super) async fn rebuild(
     let total = u64::try_from(row.total).map_err(broken)?;
     let scripts = &offer.segment.scripts;
     let begun = scripts.rebuild_begin(epoch, total, offer.keys_expire).await;
-    failpoint!("after_rebuild_begin");
     if begun.map_err(|error| recovery.engine_failed(error))? != RebuildStep::Applied {
         return Ok(None);
     }
@@ -108,6 +107,7 @@ async fn raise_epoch(
 ) -> Result<Option<offers::Model>, DbErr> {
     let transaction = recovery.database.begin().await?;
     let raised = raise_epoch_in(&transaction, offer, sql, engine).await;
+    failpoint!("before_epoch_commit");
     finish(transaction, raised).await
 }
 

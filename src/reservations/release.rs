@@ -343,9 +343,9 @@ impl Reservations {
         }
         .await;
         failpoint!("before_tombstone_commit");
-        let written = finish(transaction, written).await;
+        let updated = finish(transaction, written).await?;
         failpoint!("after_tombstone_commit");
-        written.map(|updated| updated.rows_affected == 1)
+        Ok(updated.rows_affected == 1)
     }
 
     pub(crate) fn sql_failed(&self, error: DbErr) -> Error {

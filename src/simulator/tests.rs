@@ -20,7 +20,7 @@ const FIRST_SEEDS: u64 = 100;
 /// How long the search goes on, unless `SECKILL_SIM_SECONDS` says.
 const SECONDS: u64 = 45;
 /// In how many seeds each broken protocol must be found.
-const FOUND_WITHIN: u64 = 300;
+const FOUND_WITHIN: u64 = 150;
 
 /// A database with the schema and nothing else; made once, by the real migrations.
 fn schema() -> &'static Path {

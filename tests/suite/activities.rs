@@ -12,7 +12,10 @@ use seckill::{
     error::Error,
 };
 
-use crate::support::world::{SKU, Sale, World, on_every_ground, spec_of};
+use crate::support::{
+    stage::Rebuild,
+    world::{SKU, Sale, World, on_every_ground, spec_of},
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -362,6 +365,24 @@ on_every_ground! {
 
         let report = activities.warm_up(&key.activity_id, "test").await.unwrap();
         assert_eq!(report.stocks[0].remaining, 10);
+        world.win(&key, "u1", "r1").await;
+        world.assert_balanced(&key, 1).await;
+    }
+
+    async fn a_warm_up_gets_past_an_engine_that_lost_its_rebuild(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let activities = &world.parts.activities;
+        activities.create(spec_of(&units(10)), "test").await.unwrap();
+        let key = key_of("sale");
+        activities.approve(&key.activity_id, "test", "").await.unwrap();
+        // A warm-up that was not finished wrote the keys, and another rebuilt them, which a
+        // failover lost: SQL is at the higher epoch, the engine at the first.
+        let offer = world.offer(&key).await;
+        offer.segment.scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
+        assert_eq!(Rebuild::raise(&world, &key).await.epoch, 2);
+
+        let report = activities.warm_up(&key.activity_id, "test").await.unwrap();
+        assert_eq!((report.stocks[0].remaining, report.stocks[0].epoch), (10, 3));
         world.win(&key, "u1", "r1").await;
         world.assert_balanced(&key, 1).await;
     }

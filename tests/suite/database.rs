@@ -755,12 +755,12 @@ on_every_database! {
     async fn a_savepoint_saves_the_transaction_from_a_bad_row(db: &Fresh) {
         write(db, async |tx| {
             insert_ignore(tx, vec![reservation("1")]).await?;
-            tx.execute_unprepared("SAVEPOINT good").await?;
+            tx.execute_unprepared("SAVEPOINT good_rows").await?;
             let mut bad = reservation("2");
             bad.quantity = Set(0);
             let inserted = insert_ignore(tx, vec![bad]).await;
             assert_eq!(fault(inserted), SqlFault::Data);
-            tx.execute_unprepared("ROLLBACK TO SAVEPOINT good").await?;
+            tx.execute_unprepared("ROLLBACK TO SAVEPOINT good_rows").await?;
             insert_ignore(tx, vec![reservation("3")]).await
         })
         .await

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sea_orm::ConnectionTrait;
 use seckill::{
+    api::pb::{self, seckill_admin_client::SeckillAdminClient},
     domain::{
         ActivityState, ConfirmOutcome, OfferKey, PageQuery, ReleaseOutcome, ReservationQuery,
         ReservationState, ReserveOutcome,
@@ -12,7 +13,12 @@ use seckill::{
     error::Error,
 };
 
-use crate::support::world::{Sale, World, on_every_ground, request};
+use tonic::Code;
+
+use crate::support::{
+    process::Serve,
+    world::{Sale, World, on_every_ground, request},
+};
 
 async fn sql(world: &World, statement: &str) {
     world.parts.database.writer().execute_unprepared(statement).await.unwrap();
@@ -185,6 +191,45 @@ on_every_ground! {
         world.parts.catalog.refresh().await.unwrap();
         world.parts.activities.purge_settled().await.unwrap();
         assert_eq!(keys_left(&world, &key).await, 0);
+    }
+
+    async fn a_server_that_dies_while_it_settles_leaves_nothing_behind(ground: &Ground<'_>) {
+        for (activity, failpoint) in
+            [("early", "before_settlement_commit"), ("late", "after_settlement_commit")]
+        {
+            let world = ground.world().await;
+            let key = world.open_sale(&Sale { activity, ..Sale::default() }).await;
+            world.win(&key, "u1", "r").await;
+            world.assert_balanced(&key, 1).await;
+            end(&world, &key).await;
+            world.close().await;
+            let serve = Serve::over(&ground.settings());
+            let settle = pb::SettleActivityRequest {
+                activity_id: activity.to_owned(),
+                reason: String::new(),
+            };
+
+            let mut dying = serve.clone().dying(failpoint, 1).start().await;
+            let mut admin = SeckillAdminClient::new(dying.channel().await);
+            let lost = admin.settle_activity(settle.clone()).await;
+            assert!(lost.is_err(), "{lost:?}");
+            dying.crashed().await;
+
+            let mut server = serve.start().await;
+            let mut admin = SeckillAdminClient::new(server.channel().await);
+            let answer = admin.settle_activity(settle).await;
+            match failpoint {
+                "before_settlement_commit" => drop(answer.unwrap()),
+                _ => assert_eq!(answer.unwrap_err().code(), Code::FailedPrecondition),
+            }
+            server.stop().await;
+            let world = ground.world().await;
+            assert_eq!(keys_left(&world, &key).await, 0);
+            let view = world.parts.activities.get(&key.activity_id).await.unwrap();
+            assert_eq!(view.state, ActivityState::Settled);
+            assert_eq!(world.live_orders(&key).await.len(), 1);
+            world.close().await;
+        }
     }
 
     async fn a_rebuild_is_refused_where_the_engine_holds_nothing(ground: &Ground<'_>) {

@@ -96,6 +96,29 @@ async fn converge(updates: &mut Updates, mut last: StockUpdate, remaining: u64) 
 }
 
 on_every_ground! {
+    async fn the_last_state_is_sent_when_an_activity_is_settled_and_the_stream_ends(
+        ground: &Ground<'_>
+    ) {
+        let world = world_with(ground, 10, 10_000).await;
+        let key = world.open_sale(&units(3)).await;
+        world.win(&key, "u1", "r1").await;
+        world.assert_balanced(&key, 1).await;
+        let mut updates = watch(&world, all_of(&key)).await;
+        assert_eq!(next(&mut updates).await.remaining, 2);
+        let activities = &world.parts.activities;
+        activities.end(&key.activity_id, "test", "").await.unwrap();
+        activities.settle(&key.activity_id, "test", "").await.unwrap();
+        let mut last = next(&mut updates).await;
+        while last.state != ActivityState::Settled {
+            last = next(&mut updates).await;
+        }
+        assert_eq!((last.remaining, last.reserved), (2, 1));
+        let end = timeout(Duration::from_secs(5), updates.stream.next()).await;
+        assert!(end.expect("it ends").is_none(), "it ends in good order");
+        updates.seen.end = Some(End::Ok);
+        updates.seen.check().unwrap();
+    }
+
     async fn a_snapshot_of_every_offer_comes_first(ground: &Ground<'_>) {
         let world = world_with(ground, 10, 10_000).await;
         let mut spec = spec_of(&units(10));

@@ -14,6 +14,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use indexmap::IndexMap;
 
 /// What a command replies, before it becomes a Lua value.
 #[derive(Debug)]
@@ -39,7 +40,8 @@ const WRONG_ARITY: Refusal =
     Cow::Borrowed("ERR Wrong number of args calling Redis command from script");
 
 type Bytes = Box<[u8]>;
-type Hash = HashMap<Bytes, Bytes, RandomState>;
+/// In an order that pages can be read in; see `hscan`.
+type Hash = IndexMap<Bytes, Bytes, RandomState>;
 type Set = HashSet<Bytes, RandomState>;
 
 /// A sorted set; members are shared between its two halves.
@@ -338,7 +340,7 @@ impl Keyspace {
         let Content::Hash(hash) = &mut entry.content else {
             return Err(WRONG_TYPE);
         };
-        let removed = args.from(1).iter().filter(|name| hash.remove(*name).is_some()).count();
+        let removed = args.from(1).iter().filter(|name| hash.swap_remove(*name).is_some()).count();
         if hash.is_empty() {
             self.remove(key);
         }
@@ -346,16 +348,32 @@ impl Keyspace {
     }
 
     /// The whole hash as one page, which Redis may answer too: it does so for small ones.
+    /// Reads from the end to the beginning; the cursor counts what is still to be read. What is
+    /// removed leaves its place to the last, which was read before; what is added comes last. So
+    /// whatever is there all the time is read at least once.
     fn hscan<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
-        integer(args.get(1)).ok_or("ERR invalid cursor")?;
-        if args.len() > 2 && !args.get(2).eq_ignore_ascii_case(b"COUNT") {
-            return Err(refused_option("HSCAN", args.get(2)));
-        }
-        let fields = self.hash(args.get(0))?.into_iter().flatten();
+        let cursor = integer(args.get(1)).ok_or("ERR invalid cursor")?;
+        let count = match args.len() {
+            2 => 10,
+            4 if args.get(2).eq_ignore_ascii_case(b"COUNT") => {
+                integer(args.get(3)).ok_or(NOT_AN_INTEGER)?
+            }
+            _ => return Err(refused_option("HSCAN", args.get(2))),
+        };
+        let count = usize::try_from(count).ok().filter(|&count| count > 0).ok_or(SYNTAX)?;
+        let hash = self.hash(args.get(0))?;
+        let len = hash.map_or(0, Hash::len);
+        let end = match usize::try_from(cursor) {
+            Ok(left) if left > 0 => left.min(len),
+            Ok(_) | Err(_) => len,
+        };
+        let start = end.saturating_sub(count);
+        let fields = hash.and_then(|hash| hash.get_range(start..end)).into_iter().flatten();
         let page = fields.flat_map(|(name, value)| {
             [Reply::Bulk(Cow::Borrowed(name)), Reply::Bulk(Cow::Borrowed(value))]
         });
-        Ok(Reply::Array(vec![Reply::Bulk(Cow::Borrowed(b"0")), Reply::Array(page.collect())]))
+        let cursor = Reply::Bulk(Cow::Owned(start.to_string().into_bytes()));
+        Ok(Reply::Array(vec![cursor, Reply::Array(page.collect())]))
     }
 
     fn hlen<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -793,6 +811,43 @@ mod tests {
         keys.start(10_000);
         assert_eq!(keys.dump()["a"].content, DumpedContent::Text(b"2".to_vec()));
         assert!(keys.expiries.is_empty());
+    }
+
+    #[test]
+    fn a_scan_misses_nothing_that_stays_while_others_come_and_go() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let mut keys = Keyspace::default();
+            keys.start(1_000);
+            for field in 0..100 {
+                keys.run(&["HSET", "h", &field.to_string(), "v"]).unwrap();
+            }
+            // Every third goes away in the middle of the scan, and others come.
+            let mut seen = HashSet::new();
+            let mut cursor = "0".to_owned();
+            loop {
+                let reply = keys.run(&["HSCAN", "h", &cursor, "COUNT", "7"]).unwrap();
+                let Reply::Array(parts) = reply else { panic!("{reply:?}") };
+                let [Reply::Bulk(next), Reply::Array(fields)] = &parts[..] else { panic!() };
+                assert!(fields.len() <= 14);
+                for field in fields.iter().step_by(2) {
+                    let Reply::Bulk(field) = field else { panic!("{field:?}") };
+                    seen.insert(String::from_utf8(field.to_vec()).unwrap());
+                }
+                cursor = String::from_utf8(next.to_vec()).unwrap();
+                if cursor == "0" {
+                    break;
+                }
+                for _ in 0..4 {
+                    let gone = 3 * random.u32(..34);
+                    keys.run(&["HDEL", "h", &gone.to_string()]).unwrap();
+                    keys.run(&["HSET", "h", &random.u32(100..).to_string(), "v"]).unwrap();
+                }
+            }
+            for stays in (0..100).filter(|field| field % 3 != 0) {
+                assert!(seen.contains(&stays.to_string()), "{stays} was missed");
+            }
+        }
     }
 
     #[test]

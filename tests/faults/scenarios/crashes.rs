@@ -53,12 +53,13 @@ fn way_to(failpoint: &str) -> Way {
         "before_judged_commit" | "after_judged_commit" => Way::Contradiction,
         "before_tombstone_commit" | "after_tombstone_commit" => Way::Tombstone,
         "before_settle" | "after_settle" => Way::Forgotten,
-        "after_epoch_raised"
+        "before_epoch_commit"
+        | "after_epoch_raised"
         | "after_rebuild_begin"
         | "after_rebuild_load"
         | "before_rebuild_end"
         | "after_rebuild_end" => Way::Flush,
-        "after_settle_commit" => Way::Settle,
+        "before_settlement_commit" | "after_settlement_commit" => Way::Settle,
         other => panic!("no scenario reaches the failpoint {other}"),
     }
 }
@@ -157,6 +158,10 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
         .await;
     }
     if way == Way::Settle {
+        if failpoint == "before_settlement_commit" {
+            arena.serves(0).await;
+            arena.settle_the_other().await.unwrap();
+        }
         arena.the_other_is_forgotten().await;
     }
     if !arena.is_loaded() {
