@@ -14,7 +14,7 @@ help: ## list the targets
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
 
-faults: services ## break every store, wire and server, on every database, and print what was lost (25 minutes)
+faults: services ## break every store, wire and server, on every database, and print what was lost (17 minutes)
 	$(FAULTS) --full --json target/faults.json
 
 faults-short: services ## the same, each fault once (4 minutes)

@@ -35,6 +35,8 @@ const WARM_LIMIT: Duration = Duration::from_secs(30);
 /// Reservations before a fault.
 const WARM_WINS: usize = 40;
 
+/// How often a supervisor starts a server that does not come up.
+const STARTS: usize = 5;
 /// The activity of another sale.
 const OTHER: &str = "other";
 
@@ -209,6 +211,23 @@ impl Arena {
         let seat = &mut self.servers[at];
         let serve = seat.serve.clone();
         seat.process = Some(serve.start().await);
+    }
+
+    /// As `serve`; one that does not come up is started again, as every supervisor does.
+    pub(crate) async fn keep_serving(&mut self, at: usize) {
+        for _ in 0..STARTS {
+            let seat = &mut self.servers[at];
+            let process = seat.process.insert(seat.serve.spawn());
+            let serves = within(SERVE_LIMIT, "the server serves or ends", async || {
+                let serves = process.log().contains(r#""message":"serving""#);
+                (serves || process.has_ended().is_some()).then_some(serves)
+            });
+            if serves.await {
+                return;
+            }
+            crate::progress(&format!("    started again: {}", self.process(at).log()));
+        }
+        panic!("it does not start, {STARTS} times");
     }
 
     pub(crate) async fn serve_all(&mut self) {

@@ -156,11 +156,7 @@ async fn run(args: &Args, scale: Scale) -> ExitCode {
         return ExitCode::from(64);
     }
     progress(&format!("{total} scenarios, seed {}", scale.seed));
-    let jobs = Arc::new(tokio::sync::Semaphore::new(args.jobs.unwrap_or(if scale.is_short {
-        3
-    } else {
-        1
-    })));
+    let jobs = Arc::new(tokio::sync::Semaphore::new(args.jobs.unwrap_or(3)));
     let rows = join_all(lanes.into_iter().map(|lane| {
         let jobs = jobs.clone();
         async move {

@@ -176,7 +176,7 @@ async fn mend(arena: &mut Arena, broken: &mut Vec<Broken>, now: Instant) {
             (Part::Sql, Fault::Killed) => arena.sql_server().await.run().await,
             (Part::Sql, Fault::Held) => arena.sql_server().await.let_go(),
             (Part::Sql, _) => arena.sql_wire().mend(),
-            (Part::Server(server), Fault::Killed) => arena.serve(server).await,
+            (Part::Server(server), Fault::Killed) => arena.keep_serving(server).await,
             (Part::Server(server), _) => arena.process(server).signal("CONT"),
         }
     }
