@@ -75,7 +75,8 @@ pub enum Broken {
     GiveBackOnUnknown,
     /// `rebuild_begin` keeps what is unacked (W8).
     BeginKeepsUnacked,
-    /// A released row keeps the epoch of its insert (W1).
+    /// A released row keeps the epoch of its insert (W1), so a rebuild can't tell that the counter
+    /// knew it at the raise.
     ReleaseKeepsEpoch,
     /// `rebuild_end` ends any rebuild (V7).
     EndOfAnyEpoch,

@@ -49,8 +49,8 @@ pub fn flush(large: bool) -> Scope {
 /// The engine forgets everything, and there is more than one page to load.
 #[must_use]
 pub fn pages(large: bool) -> Scope {
-    let clients = [reserve(0, 0), release(0, 1), reserve(1, 0)];
-    let more = [release(1, 1)];
+    let clients = [reserve(0, 0), reserve(1, 0), release(1, 1)];
+    let more = [release(0, 1)];
     let faults = Faults { flushes: 1, ..NONE };
     Scope::new("pages", 2, &[&clients, &KEEPERS, when(large, &more)], faults, 2)
 }
