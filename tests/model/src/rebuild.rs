@@ -11,6 +11,8 @@ use crate::{
 /// How far a rebuild has come, and what the rows that it read add up to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Loading {
+    /// The epoch that SQL was seen at.
+    pub seen: u8,
     pub epoch: u8,
     /// The counter as it was when the epoch was raised.
     pub reserved: u8,
@@ -57,7 +59,7 @@ impl World {
             self.close(scope, program);
         } else {
             let above = engine.max(known);
-            let loading = Loading { epoch: sql.max(above) + 1, ..Loading::new(0, 0) };
+            let loading = Loading::new(sql, sql.max(above) + 1, 0);
             self.programs[program].step = match scope.is(Broken::ReadBeforeRaise) {
                 true => Step::Begin(loading),
                 false => Step::Raise { sql, above, loaded: None },
@@ -86,7 +88,7 @@ impl World {
             (None, _) => self.close(scope, program),
             (Some(_), Some(loaded)) => self.loaded(scope, program, Loading { reserved, ..loaded }),
             (Some(epoch), None) => {
-                self.programs[program].step = Step::Begin(Loading::new(epoch, reserved));
+                self.programs[program].step = Step::Begin(Loading::new(seen, epoch, reserved));
             }
         }
     }
@@ -166,7 +168,7 @@ impl World {
             && loading.epoch == self.sql.epoch
             && scope.is(Broken::RaiseRolledBack)
         {
-            self.sql.epoch -= 1;
+            self.sql.epoch = loading.seen;
         }
         self.close(scope, program);
     }
@@ -191,8 +193,8 @@ impl World {
 
     fn all_read(&mut self, scope: &Scope, program: usize, loading: Loading) {
         if scope.is(Broken::ReadBeforeRaise) {
-            let seen = loading.epoch - 1;
-            let raise = Step::Raise { sql: seen, above: seen, loaded: Some(loading) };
+            let Loading { seen, epoch, .. } = loading;
+            let raise = Step::Raise { sql: seen, above: epoch - 1, loaded: Some(loading) };
             self.programs[program].step = raise;
         } else {
             self.loaded(scope, program, loading);
@@ -210,7 +212,7 @@ impl World {
 }
 
 impl Loading {
-    fn new(epoch: u8, reserved: u8) -> Self {
-        Self { epoch, reserved, from: 0, chunks: 0, live: 0, released_since: 0 }
+    fn new(seen: u8, epoch: u8, reserved: u8) -> Self {
+        Self { seen, epoch, reserved, from: 0, chunks: 0, live: 0, released_since: 0 }
     }
 }

@@ -140,7 +140,7 @@ impl World {
         self.programs.iter().all(|program| {
             matches!(
                 program.step,
-                Step::Idle | Step::Over | Step::Levels { .. } | Step::Raise { .. }
+                Step::Idle | Step::Over | Step::Levels { .. } | Step::Raise { loaded: None, .. }
             )
         })
     }
