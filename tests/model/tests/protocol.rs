@@ -1,6 +1,6 @@
 //! The protocol holds in every world, and the model catches each step that is wrong on purpose.
 //!
-//! `SECKILL_MODEL=large` walks larger worlds, which takes minutes.
+//! `SECKILL_MODEL=large` walks larger worlds, which may take an hour or more.
 
 #![expect(
     clippy::print_stdout,
