@@ -2,8 +2,8 @@
 
 use crate::{
     engine::{Data, End, GivenBack},
+    rebuild::Chunk,
     scope::Scope,
-    sql::{Lock, RowState, Snapshot},
     world::World,
 };
 
@@ -13,15 +13,15 @@ pub enum Call {
     Acknowledge { buyer: u8, order: u8, epoch: u8 },
     GiveBack { request: u8, epoch: u8 },
     Freeze { epoch: u8 },
-    Begin { epoch: u8, rebuild: u8 },
-    Load { epoch: u8, rebuild: u8, snapshot: Snapshot },
+    Begin { epoch: u8 },
+    Load { epoch: u8, chunk: Chunk },
     End(End),
-    Purge,
+    Purge { epoch: u8 },
     Insert { request: u8, order: u8, epoch: u8 },
     Release { request: u8 },
     Tombstone { request: u8, order: u8 },
     MarkReleased { request: u8 },
-    Commit,
+    Raise { seen: u8, above: u8 },
     Settle,
 }
 
@@ -37,42 +37,18 @@ impl Call {
             | Call::Begin { .. }
             | Call::Load { .. }
             | Call::End(_)
-            | Call::Purge => true,
+            | Call::Purge { .. } => true,
             Call::Insert { .. }
             | Call::Release { .. }
             | Call::Tombstone { .. }
             | Call::MarkReleased { .. }
-            | Call::Commit
+            | Call::Raise { .. }
             | Call::Settle => false,
         }
     }
 }
 
 impl World {
-    /// Whether the call waits for the lock of the offer's row.
-    #[must_use]
-    pub fn waits(&self, call: Call) -> bool {
-        let state = |request: u8| self.sql.rows[usize::from(request)].state;
-        self.sql.is_locked()
-            && match call {
-                Call::Insert { request, .. } | Call::Tombstone { request, .. } => {
-                    state(request) == RowState::None
-                }
-                Call::Release { request } => state(request).is_live(),
-                Call::Settle => true,
-                Call::Reserve { .. }
-                | Call::Acknowledge { .. }
-                | Call::GiveBack { .. }
-                | Call::Freeze { .. }
-                | Call::Begin { .. }
-                | Call::Load { .. }
-                | Call::End(_)
-                | Call::Purge
-                | Call::MarkReleased { .. }
-                | Call::Commit => false,
-            }
-    }
-
     /// `release.lua`, and whether SQL allows it.
     pub fn give_back(&mut self, scope: &Scope, request: usize, epoch: u8) -> GivenBack {
         let given_back = self.engine.release(scope, request, epoch);
@@ -81,9 +57,11 @@ impl World {
         given_back
     }
 
-    /// Deletes all keys of the offer.
-    pub fn purge(&mut self) {
-        self.engine.data = Data::EMPTY;
+    /// `purge.lua`: deletes all keys of the offer.
+    pub fn purge(&mut self, epoch: u8) {
+        if self.engine.data.epoch < epoch {
+            self.engine.data = Data::EMPTY;
+        }
     }
 
     /// Runs a call for nobody.
@@ -99,16 +77,16 @@ impl World {
                 self.give_back(scope, request.into(), epoch);
             }
             Call::Freeze { epoch } => self.engine.freeze(epoch),
-            Call::Begin { epoch, rebuild } => {
-                self.engine.begin(scope, epoch, rebuild);
+            Call::Begin { epoch } => {
+                self.engine.begin(scope, epoch);
             }
-            Call::Load { epoch, rebuild, snapshot } => {
-                self.engine.load(epoch, rebuild, &snapshot);
+            Call::Load { epoch, chunk } => {
+                self.engine.load(scope, epoch, chunk);
             }
             Call::End(end) => {
                 self.engine.end(scope, end);
             }
-            Call::Purge => self.purge(),
+            Call::Purge { epoch } => self.purge(epoch),
             Call::Insert { request, order, epoch } => {
                 self.sql.insert(scope, request.into(), order, epoch);
             }
@@ -117,10 +95,8 @@ impl World {
             }
             Call::Tombstone { request, order } => self.sql.tombstone(request.into(), order),
             Call::MarkReleased { request } => self.sql.mark_released(request.into()),
-            Call::Commit => {
-                if let Lock::Unknown { epoch } = self.sql.lock {
-                    self.sql.commit(epoch);
-                }
+            Call::Raise { seen, above } => {
+                self.sql.raise(scope, seen, above);
             }
             Call::Settle => {
                 self.sql.settle(scope);
@@ -130,12 +106,7 @@ impl World {
 
     /// Lets a call travel on alone; it is forgotten if too many do.
     pub fn let_go(&mut self, call: Call) {
-        if call == Call::Commit {
-            self.sql.lock = match self.sql.lock {
-                Lock::Rebuild { epoch, .. } | Lock::Unknown { epoch } => Lock::Unknown { epoch },
-                Lock::Free => Lock::Free,
-            };
-        } else if let Some(free) = self.late.iter_mut().find(|late| late.is_none()) {
+        if let Some(free) = self.late.iter_mut().find(|late| late.is_none()) {
             *free = Some(call);
             self.sort_late();
         }

@@ -24,6 +24,7 @@ pub mod property {
     pub const ONLY_FORWARD: &str = "I7 states only move forward";
     pub const NO_GUESS: &str = "I8 nothing is given back on a guess";
     pub const ONE_REBUILD: &str = "one loss costs one rebuild";
+    pub const COUNTED: &str = "the counter and the rows agree at a rebuild";
     pub const SETTLED: &str = "no insert follows a settlement";
 }
 
@@ -87,6 +88,7 @@ impl Model for Scope {
             Property::always(property::ONE_REBUILD, |scope: &Self, world: &World| {
                 !scope.patient || world.sql.epoch <= 1 + scope.faults.flushes
             }),
+            Property::always(property::COUNTED, |_: &Self, world: &World| !world.told.miscounted),
             Property::always(property::SETTLED, |_: &Self, world: &World| !world.sql.late_insert),
         ]
     }
@@ -165,11 +167,12 @@ fn describe(scope: &Scope, path: Vec<(World, Option<Action>)>) -> String {
                 format!("  {role:?}: {step:?} is not answered")
             }
             Action::Arrive { late } => format!("  late: {:?}", world.late[late]),
-            Action::Kept
-            | Action::RolledBack
-            | Action::Crash { .. }
-            | Action::Flush
-            | Action::Failover { .. } => format!("  {action:?}"),
+            Action::ReadAhead { program } => {
+                format!("  {:?}: reads ahead of its chunk", scope.roles[program])
+            }
+            Action::Crash { .. } | Action::Flush | Action::Failover { .. } => {
+                format!("  {action:?}")
+            }
         });
     }
     lines.join("\n")

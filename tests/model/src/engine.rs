@@ -1,8 +1,8 @@
 //! The engine: the data of one segment, and each script as one step. See `lua/`.
 
 use crate::{
+    rebuild::Chunk,
     scope::{BUYERS, Broken, REQUESTS, Scope},
-    sql::Snapshot,
 };
 
 /// Why the sale of a segment stands still, as `meta.frozen` says.
@@ -29,8 +29,6 @@ pub struct Data {
     pub server: u8,
     pub frozen: Frozen,
     pub chunk: u8,
-    /// Which rebuild it was, where rebuilds have names.
-    pub rebuild: u8,
     pub stock: Option<u8>,
     /// By buyer: each has one slot.
     pub held: [Option<Held>; BUYERS],
@@ -51,7 +49,6 @@ pub struct Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct End {
     pub epoch: u8,
-    pub rebuild: u8,
     pub chunks: u8,
     pub stock: u8,
 }
@@ -98,7 +95,6 @@ impl Data {
         server: 0,
         frozen: Frozen::No,
         chunk: 0,
-        rebuild: 0,
         stock: None,
         held: [None; BUYERS],
         unacked: [false; BUYERS],
@@ -173,7 +169,13 @@ impl Engine {
 
     /// `release.lua`, with the epoch of the outbox row.
     pub fn release(&mut self, scope: &Scope, request: usize, row_epoch: u8) -> GivenBack {
-        let Ok(stock) = self.guard(scope, None) else { return GivenBack::Retry };
+        let runs_anyway =
+            scope.is(Broken::ReleaseWhileRebuilding) && self.is_rebuilding(self.data.epoch);
+        let stock = match self.guard(scope, None) {
+            Ok(stock) => Some(stock),
+            Err(_) if runs_anyway => self.data.stock,
+            Err(_) => return GivenBack::Retry,
+        };
         if self.data.epoch < row_epoch {
             return GivenBack::Retry;
         }
@@ -184,7 +186,7 @@ impl Engine {
         }
         self.data.held[buyer] = None;
         self.data.unacked[buyer] = false;
-        self.data.stock = Some(stock + scope.units[request]);
+        self.data.stock = stock.map(|stock| stock + scope.units[request]);
         GivenBack::Released
     }
 
@@ -215,18 +217,13 @@ impl Engine {
     }
 
     /// `rebuild_begin.lua`; false when it is refused.
-    pub fn begin(&mut self, scope: &Scope, epoch: u8, rebuild: u8) -> bool {
+    pub fn begin(&mut self, scope: &Scope, epoch: u8) -> bool {
         if self.data.epoch >= epoch {
             return false;
         }
         let before = self.data;
-        self.data = Data {
-            epoch,
-            server: self.identity,
-            rebuild,
-            frozen: Frozen::Rebuilding,
-            ..Data::EMPTY
-        };
+        let server = self.identity;
+        self.data = Data { epoch, server, frozen: Frozen::Rebuilding, ..Data::EMPTY };
         if scope.is(Broken::BeginKeepsUnacked) {
             for buyer in (0..BUYERS).filter(|&buyer| before.unacked[buyer]) {
                 self.data.held[buyer] = before.held[buyer];
@@ -236,33 +233,36 @@ impl Engine {
         true
     }
 
-    /// `rebuild_load.lua` with all rows in one chunk; false when it is refused.
-    pub fn load(&mut self, epoch: u8, rebuild: u8, snapshot: &Snapshot) -> bool {
-        if !self.is_rebuilding(epoch) || self.data.rebuild != rebuild {
+    /// `rebuild_load.lua`; false when it is refused.
+    pub fn load(&mut self, scope: &Scope, epoch: u8, chunk: Chunk) -> bool {
+        let Chunk { number, row, is_live } = chunk;
+        let has_numbers = !scope.is(Broken::ChunksWithoutNumbers);
+        if !self.is_rebuilding(epoch) || has_numbers && number > self.data.chunk + 1 {
             return false;
         }
-        if self.data.chunk == 0 {
-            self.data.chunk = 1;
-            for (held, loaded) in self.data.held.iter_mut().zip(snapshot.held) {
-                *held = loaded.or(*held);
-            }
-            self.data.marks = snapshot.marks;
+        if has_numbers && number <= self.data.chunk {
+            return true;
+        }
+        let request = usize::from(row.request);
+        self.data.chunk = number;
+        if is_live {
+            self.data.held[scope.buyers[request]] = Some(row);
+        } else {
+            self.data.marks[request] = !scope.is(Broken::SnapshotWithoutMarks);
         }
         true
     }
 
     /// `rebuild_end.lua`; false when it is refused.
     pub fn end(&mut self, scope: &Scope, end: End) -> bool {
-        let End { epoch, rebuild, chunks, stock } = end;
-        let is_own =
-            self.is_rebuilding(epoch) && self.data.chunk == chunks && self.data.rebuild == rebuild;
+        let End { epoch, chunks, stock } = end;
+        let is_whole = self.data.chunk == chunks || scope.is(Broken::ChunksWithoutNumbers);
         let is_any = scope.is(Broken::EndOfAnyEpoch) && self.is_rebuilding(self.data.epoch);
-        if !is_own && !is_any {
+        if !(self.is_rebuilding(epoch) && is_whole || is_any) {
             return false;
         }
         self.data.frozen = Frozen::No;
         self.data.chunk = 0;
-        self.data.rebuild = 0;
         self.data.stock = Some(stock);
         true
     }

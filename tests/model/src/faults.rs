@@ -5,7 +5,6 @@ use crate::{
     engine::{Data, End},
     programs::Step,
     scope::{LATE, Role, SERVERS, Scope},
-    sql::Lock,
     world::World,
 };
 
@@ -19,6 +18,10 @@ pub enum Action {
         program: usize,
         with: usize,
     },
+    /// A rebuild reads its next page while the chunk before is on its way.
+    ReadAhead {
+        program: usize,
+    },
     /// The program's call is not answered; it runs later, or never.
     Lose {
         program: usize,
@@ -26,9 +29,6 @@ pub enum Action {
     Arrive {
         late: usize,
     },
-    /// A COMMIT that was not answered was kept, or was not.
-    Kept,
-    RolledBack,
     Crash {
         server: usize,
     },
@@ -50,20 +50,20 @@ impl World {
             if self.programs[program].step == Step::Idle && self.may_begin(scope, program) {
                 self.begin(scope, program, |with, _| actions.push(Action::Begin { program, with }));
             }
+            if self.read_ahead(scope, program).is_some() {
+                actions.push(Action::ReadAhead { program });
+            }
             if self.left.losses > 0
-                && let Some(call) = self.call_of(scope, program)
-                && (call == Call::Commit || self.late.iter().any(Option::is_none))
+                && self.call_of(scope, program).is_some()
+                && self.late.iter().any(Option::is_none)
             {
                 actions.push(Action::Lose { program });
             }
         }
         for (late, call) in self.late.iter().enumerate() {
-            if call.is_some_and(|call| !self.waits(call)) {
+            if call.is_some() {
                 actions.push(Action::Arrive { late });
             }
-        }
-        if matches!(self.sql.lock, Lock::Unknown { .. }) {
-            actions.extend([Action::Kept, Action::RolledBack]);
         }
         if self.left.crashes > 0 {
             let busy = |&server: &usize| {
@@ -97,6 +97,7 @@ impl World {
                 });
                 next = begun?;
             }
+            Action::ReadAhead { program } => next = self.read_ahead(scope, program)?,
             Action::Lose { program } => {
                 next.left.losses -= 1;
                 let call = self.call_of(scope, program)?;
@@ -107,8 +108,6 @@ impl World {
                 let call = next.take_late(late)?;
                 next.arrive(scope, call);
             }
-            Action::Kept => next.arrive(scope, Call::Commit),
-            Action::RolledBack => next.sql.lock = Lock::Free,
             Action::Crash { server } => next.crash(scope, server),
             Action::Flush => {
                 next.left.flushes -= 1;
@@ -141,12 +140,7 @@ impl World {
             if let Some(call) = self.call_of(scope, program) {
                 self.let_go(call);
             }
-            if let Lock::Rebuild { program: holder, .. } = self.sql.lock
-                && usize::from(holder) == program
-            {
-                self.sql.lock = Lock::Free;
-            }
-            self.close(scope, program);
+            self.give_up(scope, program);
         }
         self.known[server] = self.sql.epoch;
     }
@@ -162,7 +156,7 @@ impl World {
     }
 
     fn exceeds(&self, scope: &Scope, program: usize) -> bool {
-        matches!(self.programs[program].step, Step::Raise { sql, above }
+        matches!(self.programs[program].step, Step::Raise { sql, above, .. }
             if sql == self.sql.epoch && sql.max(above) >= scope.epochs)
     }
 
@@ -182,6 +176,7 @@ impl World {
             | Call::Load { epoch, .. }
             | Call::End(End { epoch, .. }) => engine_only_rises && engine > epoch,
             Call::Begin { epoch, .. } => engine_only_rises && engine >= epoch,
+            Call::Raise { seen, .. } => sql.epoch > seen,
             Call::Insert { request, epoch, .. } => {
                 row(request) != crate::sql::RowState::None || sql.epoch > epoch
             }
@@ -189,7 +184,7 @@ impl World {
             Call::Release { request } | Call::MarkReleased { request } => {
                 row(request) == crate::sql::RowState::Released
             }
-            Call::GiveBack { .. } | Call::Purge | Call::Commit | Call::Settle => false,
+            Call::GiveBack { .. } | Call::Purge { .. } | Call::Settle => false,
         };
         let before = self.late;
         for late in &mut self.late {

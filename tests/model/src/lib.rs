@@ -6,8 +6,9 @@
 //!
 //! - [`Scope`]: who takes part in one bounded world, which faults may happen, what is [`Broken`];
 //! - `engine`: the keys of a segment, and each script of `lua/` as one step;
-//! - `sql`: offer, outbox and orders, and each transaction as one step, behind the lock of the offer;
-//! - `programs`, `clients`, `keepers`: what each role asks of the stores, and makes of the answers;
+//! - `sql`: offer, outbox and orders, and each transaction as one step;
+//! - `programs`, `clients`, `keepers`, `rebuild`: what each role asks of the stores, and makes of the
+//!   answers;
 //! - `calls`, `faults`: calls that arrive when nobody waits for them; crashes, losses, failovers;
 //! - `world`, `rest`, `checks`: what was told to clients, and what must hold of it, always and at rest.
 //!
@@ -21,7 +22,11 @@
 //! Confirm and holds, dead letters, warm-up (`tests/suite/`). Isolation levels: a transaction is one
 //! step at the moment of its commit, which is what the lock of the offer's row makes of it. The
 //! revision: each failover changes the server's identity here as it does in Redis, so
-//! comparing revisions is only the second net. A server that dies starts again at once.
+//! comparing revisions is only the second net. A server that dies starts again at once. The lease of
+//! a rebuild's lock in the engine: rebuilders wait for each other in one world and never in the
+//! others, which includes whatever a lock that was lost would let happen. A freeze runs in sequence
+//! with the call that asks for it, not in a task of its own. A connection that lives through the
+//! demotion of its server and a promotion back, and so still has the identity from before.
 
 mod calls;
 mod checks;
@@ -30,6 +35,7 @@ mod engine;
 mod faults;
 mod keepers;
 mod programs;
+mod rebuild;
 mod rest;
 mod scope;
 pub mod scopes;

@@ -6,8 +6,8 @@
 use crate::{
     calls::Call,
     engine::{End, small},
+    rebuild::{Ahead, Chunk, Loading},
     scope::{Broken, Role, Scope},
-    sql::{Lock, Snapshot},
     world::{Answer, Before, World},
 };
 
@@ -73,39 +73,38 @@ pub enum Step {
     Levels {
         sql: u8,
     },
+    /// All is loaded before only where it is wrong on purpose.
     Raise {
         sql: u8,
         above: u8,
+        loaded: Option<Loading>,
     },
-    /// What was read is carried along only where it is wrong on purpose.
-    Begin {
-        epoch: u8,
-        read: Option<Snapshot>,
-    },
+    Begin(Loading),
+    /// The next page.
+    Read(Loading),
     Load {
-        epoch: u8,
-        read: Option<Snapshot>,
+        loading: Loading,
+        chunk: Chunk,
+        ahead: Ahead,
     },
-    /// The commit, and what comes after it.
-    Commit(End),
     End(End),
-    /// Settler: is anything unacked?
+    /// Settler: nothing was unacked.
     Settle,
-    Purge,
+    Purge {
+        epoch: u8,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Program {
     pub step: Step,
     pub attempt: u8,
-    /// The name of its rebuild, where rebuilds have names.
-    pub rebuild: u8,
     pub before: Before,
 }
 
 impl Default for Program {
     fn default() -> Self {
-        Self { step: Step::Idle, attempt: 0, rebuild: 0, before: Before::default() }
+        Self { step: Step::Idle, attempt: 0, before: Before::default() }
     }
 }
 
@@ -115,7 +114,6 @@ impl World {
     pub fn call_of(&self, scope: &Scope, program: usize) -> Option<Call> {
         let role = scope.roles[program];
         let known = self.known[role.server()];
-        let rebuild = self.programs[program].rebuild;
         let take = |request| Call::Reserve {
             request: small(request),
             order: small(program) + 1,
@@ -146,15 +144,14 @@ impl World {
                 Call::Tombstone { request: small(request), order }
             }
             (Step::MarkReleased { request }, _) => Call::MarkReleased { request },
-            (Step::Begin { epoch, .. }, _) => Call::Begin { epoch, rebuild },
-            (Step::Load { epoch, read }, _) => {
-                let snapshot = read.unwrap_or_else(|| self.what_to_load(scope));
-                Call::Load { epoch, rebuild, snapshot }
+            (Step::Raise { sql, above, .. }, _) => Call::Raise { seen: sql, above },
+            (Step::Begin(Loading { epoch, .. }), _) => Call::Begin { epoch },
+            (Step::Load { loading: Loading { epoch, .. }, chunk, .. }, _) => {
+                Call::Load { epoch, chunk }
             }
-            (Step::Commit(_), _) => Call::Commit,
             (Step::End(end), _) => Call::End(end),
             (Step::Settle, _) => Call::Settle,
-            (Step::Purge, _) => Call::Purge,
+            (Step::Purge { epoch }, _) => Call::Purge { epoch },
             (
                 Step::Idle
                 | Step::Over
@@ -165,19 +162,16 @@ impl World {
                 | Step::Find
                 | Step::LookAgain { .. }
                 | Step::Levels { .. }
-                | Step::Raise { .. },
+                | Step::Read(_),
                 _,
             ) => return None,
         };
         Some(call)
     }
 
-    /// Lets the program go one step; `None` when it can't now.
+    /// Lets the program go one step; `None` when it has none to take.
     #[must_use]
     pub fn step(&self, scope: &Scope, program: usize) -> Option<World> {
-        if self.call_of(scope, program).is_some_and(|call| self.waits(call)) {
-            return None;
-        }
         let mut next = *self;
         let role = scope.roles[program];
         let step = match (self.programs[program].step, role) {
@@ -219,22 +213,21 @@ impl World {
                 next.end(scope, program, Answer::GivenBack);
             }
             Step::Levels { sql } => next.look_at_levels(scope, program, sql),
-            Step::Raise { sql, above } => next.raise(scope, program, sql, above)?,
-            Step::Begin { epoch, read } => next.begin_rebuild(scope, program, epoch, read),
-            Step::Load { epoch, read } => next.load(scope, program, epoch, read),
-            Step::Commit(end) => {
-                next.sql.commit(end.epoch);
-                next.programs[program].step = Step::End(end);
+            Step::Raise { sql, above, loaded } => next.raise(scope, program, sql, above, loaded),
+            Step::Begin(loading) => next.begin_rebuild(scope, program, loading),
+            Step::Read(loading) => next.read(scope, program, loading),
+            Step::Load { loading, chunk, ahead } => {
+                next.load(scope, program, loading, chunk, ahead);
             }
             Step::End(end) => next.end_rebuild(scope, program, end),
             Step::Settle => {
                 next.close(scope, program);
                 if next.sql.settle(scope) {
-                    next.programs[program].step = Step::Purge;
+                    next.programs[program].step = Step::Purge { epoch: next.sql.epoch };
                 }
             }
-            Step::Purge => {
-                next.purge();
+            Step::Purge { epoch } => {
+                next.purge(epoch);
                 next.close(scope, program);
             }
         }
@@ -246,18 +239,17 @@ impl World {
         if self.programs[program].step == Step::Idle {
             self.hear(scope, program);
         }
-        if let Lock::Rebuild { program: holder, .. } = self.sql.lock
-            && usize::from(holder) == program
-        {
-            // Its error path rolls back; a COMMIT that was let go has changed the lock already.
-            self.sql.lock = Lock::Free;
-        }
         if let Step::Record(Taking { request, epoch, .. }) = self.programs[program].step
             && scope.is(Broken::GiveBackOnUnknown)
         {
             self.give_back(scope, request.into(), epoch);
         }
-        self.close(scope, program);
+        if let Step::Load { loading, ahead, .. } = self.programs[program].step
+            && scope.is(Broken::GoesOnUnanswered)
+        {
+            return self.after_chunk(scope, program, loading, ahead);
+        }
+        self.give_up(scope, program);
     }
 
     /// The end of a client's call, or of a keeper's turn.

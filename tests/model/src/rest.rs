@@ -3,7 +3,6 @@
 use crate::{
     programs::Step,
     scope::{Role, Scope},
-    sql::Lock,
     world::World,
 };
 
@@ -22,9 +21,6 @@ impl World {
             if matches!(program.step, Step::Levels { .. } | Step::Raise { .. }) {
                 program.step = Step::Idle;
             }
-        }
-        if matches!(world.sql.lock, Lock::Unknown { .. }) {
-            world.sql.lock = Lock::Free;
         }
         let trouble = world.come_to_rest(scope);
         if trouble.is_some() || world.late[0].is_none() {
@@ -66,11 +62,8 @@ impl World {
                 });
                 if let Some(world) = begun {
                     *self = world;
-                    while self.programs[program].step != Step::Idle {
-                        match self.step(scope, program) {
-                            Some(next) => *self = next,
-                            None => return true,
-                        }
+                    while let Some(next) = self.step(scope, program) {
+                        *self = next;
                     }
                     return true;
                 }

@@ -75,25 +75,40 @@ pub enum Broken {
     GiveBackOnUnknown,
     /// `rebuild_begin` keeps what is unacked (W8).
     BeginKeepsUnacked,
-    /// A released row keeps the epoch of its insert (W1, if a rebuild also loads after its commit).
+    /// A released row keeps the epoch of its insert (W1), so a rebuild can't tell that the counter
+    /// knew it at the raise.
     ReleaseKeepsEpoch,
     /// `rebuild_end` ends any rebuild (V7).
     EndOfAnyEpoch,
     /// A rebuild raises the epoch from whatever it is. That is safe, but two servers that meet one
     /// loss undo each other's rebuilds.
     RaiseFromAnyEpoch,
-    /// A rebuild commits before it loads what it read. That alone is safe; see W1.
-    LoadAfterCommit,
     /// RELEASED is answered although the engine said `retry` (W3).
     AnswerBeforeEngine,
     /// A rebuild loads no marks (W9).
     SnapshotWithoutMarks,
+    /// `release.lua` runs while a rebuild loads (V8).
+    ReleaseWhileRebuilding,
     /// `release.lua` leaves no mark (V3).
     ReleaseWithoutMark,
     /// A release that finds no row looks no further (V10).
     ReleaseTrustsMissingRow,
-    /// A rebuild reads SQL without holding the offer's row.
-    RebuildWithoutLock,
+    /// A rebuild raises the epoch when all is loaded.
+    ReadBeforeRaise,
+    /// A rebuild that gives up takes its raise back, so that its epoch is begun again (W12).
+    RaiseRolledBack,
+    /// A rebuild sells by the counter as it was at the raise, whatever was released since.
+    CounterAtRaise,
+    /// A rebuild takes tombstones for rows that the counter knew.
+    CountsTombstones,
+    /// A rebuild takes a chunk without an answer for loaded. The numbers of the chunks alone make
+    /// that safe.
+    GoesOnUnanswered,
+    /// A rebuild's chunks are applied as they come, and not counted at the end. That alone is safe:
+    /// who is not answered gives up.
+    ChunksWithoutNumbers,
+    /// A rebuilder looks whether the offer is settled before it reads the epoch.
+    LooksBeforeEpoch,
     /// Scripts don't compare the server's identity (V9).
     AnyServer,
     /// Settle raises no epoch.
@@ -112,10 +127,8 @@ pub struct Scope {
     pub faults: Faults,
     /// Rebuilds stop to raise the epoch above this one, so that the world stays finite.
     pub epochs: u8,
-    /// Whether rebuilders wait for each other; a server does for 3 seconds.
+    /// Whether rebuilders wait for each other, as the lock in the engine makes them.
     pub patient: bool,
-    /// Whether each rebuild has a name of its own, which its calls carry beside the epoch.
-    pub names_rebuilds: bool,
     pub broken: &'static [Broken],
 }
 
@@ -139,7 +152,6 @@ impl Scope {
             faults,
             epochs,
             patient: false,
-            names_rebuilds: false,
             broken: &[],
         }
     }

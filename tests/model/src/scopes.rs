@@ -40,9 +40,19 @@ pub fn crash(large: bool) -> Scope {
 /// The engine forgets everything, and two servers rebuild it.
 #[must_use]
 pub fn flush(large: bool) -> Scope {
-    let clients = [reserve(0, 0), release(0, 1), reserve(1, 1), SECOND_REBUILDER];
-    let faults = Faults { flushes: 1, losses: large.into(), ..NONE };
-    Scope::new("flush", 1, &[&clients, &KEEPERS], faults, 3)
+    let clients = [reserve(0, 0), release(0, 1), SECOND_REBUILDER];
+    let more = [reserve(1, 1)];
+    let faults = Faults { flushes: 1, ..NONE };
+    Scope::new("flush", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 3)
+}
+
+/// The engine forgets everything, and there is more than one page to load.
+#[must_use]
+pub fn pages(large: bool) -> Scope {
+    let clients = [reserve(0, 0), reserve(1, 0), release(1, 1)];
+    let more = [release(0, 1)];
+    let faults = Faults { flushes: 1, ..NONE };
+    Scope::new("pages", 2, &[&clients, &KEEPERS, when(large, &more)], faults, 2)
 }
 
 /// Another server takes over as engine, with all the data or without the last write.
@@ -72,12 +82,6 @@ pub fn mixed(large: bool) -> Scope {
     Scope::new("mixed", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 4)
 }
 
-/// The same, where each rebuild has a name of its own.
-#[must_use]
-pub fn mixed_with_names(large: bool) -> Scope {
-    Scope { name: "mixed, with names", names_rebuilds: true, ..mixed(large) }
-}
-
 /// One buyer asks for both units, then for one, while another asks for one; a call is not answered.
 #[must_use]
 pub fn units(large: bool) -> Scope {
@@ -97,12 +101,14 @@ pub fn patience(large: bool) -> Scope {
     Scope { patient: true, ..scope }
 }
 
-/// The offer is settled while calls still come and go, one of them without an answer.
+/// The offer is settled while calls still come and go, one of them without an answer, and while the
+/// engine forgets everything.
 #[must_use]
 pub fn settle(large: bool) -> Scope {
-    let clients = [reserve(0, 0), release(0, 1), reserve(1, 1), SETTLER];
-    let faults = Faults { losses: 1, flushes: large.into(), ..NONE };
-    Scope::new("settle", 1, &[&clients, &KEEPERS], faults, 3)
+    let clients = [reserve(0, 0), release(0, 1), SETTLER];
+    let more = [reserve(1, 1)];
+    let faults = Faults { losses: 1, flushes: 1, ..NONE };
+    Scope::new("settle", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 3)
 }
 
 fn when(large: bool, more: &[Role]) -> &[Role] {

@@ -1,8 +1,7 @@
 //! SQL: the offer, its outbox rows and orders, and each transaction as one step.
 //!
-//! All transactions that write but one take the lock of the offer's row last, and commit: nobody
-//! sees them before, so each is one step at that moment. The one is a rebuild, which holds the lock
-//! from the raise of the epoch to its commit while it talks to the engine.
+//! Transactions that write take the lock of the offer's row last, and commit: nobody sees them
+//! before, so each is one step at that moment. Nobody holds the lock while it talks to the engine.
 
 use crate::{
     engine::{Held, small},
@@ -38,6 +37,12 @@ pub struct Row {
     pub state: RowState,
     pub order: u8,
     pub epoch: u8,
+    /// Whether its units were ever in the counter; those of a tombstone and of a refusal were not.
+    pub counted: bool,
+}
+
+impl Row {
+    const NONE: Self = Self { state: RowState::None, order: 0, epoch: 0, counted: false };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,21 +52,6 @@ pub enum Order {
     Cancelled,
 }
 
-/// Who holds the lock of the offer's row between two steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lock {
-    Free,
-    /// A rebuild, which raised the epoch to this one and has not committed.
-    Rebuild {
-        program: u8,
-        epoch: u8,
-    },
-    /// A rebuild whose COMMIT was not answered: it is kept or rolled back later.
-    Unknown {
-        epoch: u8,
-    },
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sql {
     pub epoch: u8,
@@ -69,7 +59,6 @@ pub struct Sql {
     pub settled: bool,
     pub rows: [Row; REQUESTS],
     pub orders: [Order; REQUESTS],
-    pub lock: Lock,
     /// A state of a row went backwards, or an order was there before its row was.
     pub went_back: bool,
     /// A row came to life after the offer was settled.
@@ -94,8 +83,8 @@ pub enum InSql {
     NoRow,
 }
 
-/// What a rebuild loads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// What the engine is to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshot {
     pub held: [Option<Held>; BUYERS],
     pub marks: [bool; REQUESTS],
@@ -112,9 +101,8 @@ impl Sql {
             epoch: 1,
             reserved: 0,
             settled: false,
-            rows: [Row { state: RowState::None, order: 0, epoch: 0 }; REQUESTS],
+            rows: [Row::NONE; REQUESTS],
             orders: [Order::None; REQUESTS],
-            lock: Lock::Free,
             went_back: false,
             late_insert: false,
         }
@@ -125,11 +113,6 @@ impl Sql {
     pub fn units(&self, scope: &Scope) -> u8 {
         let live = (0..REQUESTS).filter(|&request| self.rows[request].state.is_live());
         live.map(|request| scope.units[request]).sum()
-    }
-
-    #[must_use]
-    pub fn is_locked(&self) -> bool {
-        self.lock != Lock::Free
     }
 
     /// The writer's transaction for one reservation.
@@ -157,6 +140,7 @@ impl Sql {
             return Written::Refused { epoch };
         }
         self.walk(request, RowState::Pending);
+        self.rows[request].counted = true;
         self.reserved += scope.units[request];
         self.late_insert |= self.settled;
         Written::Live { order }
@@ -209,25 +193,16 @@ impl Sql {
         }
     }
 
-    /// Begins the transaction of a rebuild, from the epoch that was seen; answers the new one.
-    pub fn raise(&mut self, scope: &Scope, program: usize, seen: u8, above: u8) -> Option<u8> {
+    /// A rebuild's transaction: raises the epoch from the one that was seen; answers the new one.
+    pub fn raise(&mut self, scope: &Scope, seen: u8, above: u8) -> Option<u8> {
         if self.epoch != seen && !scope.is(Broken::RaiseFromAnyEpoch) {
             return None;
         }
-        let epoch = self.epoch.max(above) + 1;
-        if !scope.is(Broken::RebuildWithoutLock) {
-            self.lock = Lock::Rebuild { program: small(program), epoch };
-        }
-        Some(epoch)
+        self.epoch = self.epoch.max(above) + 1;
+        Some(self.epoch)
     }
 
-    /// The end of a rebuild's transaction.
-    pub fn commit(&mut self, epoch: u8) {
-        self.epoch = epoch;
-        self.lock = Lock::Free;
-    }
-
-    /// What a rebuild reads behind its lock: live rows as reservations, all others as marks.
+    /// Live rows as reservations, all others as marks.
     #[must_use]
     pub fn snapshot(&self, scope: &Scope) -> Snapshot {
         let mut snapshot = Snapshot::EMPTY;

@@ -5,7 +5,7 @@ use crate::{
     engine::{Data, Engine, Frozen},
     programs::{Program, Step},
     scope::{Faults, LATE, PROGRAMS, REQUESTS, SERVERS, Scope},
-    sql::{Lock, Order, RowState, Sql},
+    sql::{Order, RowState, Sql},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,8 +18,6 @@ pub struct World {
     /// Calls whose caller waits no longer; in order, so that equal worlds are equal.
     pub late: [Option<Call>; LATE],
     pub left: Faults,
-    /// Rebuilds that were begun, where they have names.
-    pub begun: u8,
     pub told: Told,
 }
 
@@ -38,6 +36,8 @@ pub struct Told {
     pub contradicted: bool,
     /// The engine gave back what SQL did not hold as over.
     pub guessed: bool,
+    /// A rebuild found that the counter in SQL differs from the rows.
+    pub miscounted: bool,
 }
 
 /// What a call of the API is answered, where it limits other answers.
@@ -76,7 +76,6 @@ impl World {
             programs: [Program::default(); PROGRAMS],
             late: [None; LATE],
             left: scope.faults,
-            begun: 0,
             told: Told::default(),
         }
     }
@@ -141,7 +140,7 @@ impl World {
         self.programs.iter().all(|program| {
             matches!(
                 program.step,
-                Step::Idle | Step::Over | Step::Levels { .. } | Step::Raise { .. }
+                Step::Idle | Step::Over | Step::Levels { .. } | Step::Raise { loaded: None, .. }
             )
         })
     }
@@ -162,7 +161,6 @@ impl World {
         let checks = [
             ("a row waits, or has the wrong order", (0..REQUESTS).all(has_its_order)),
             ("SQL counts other units than its rows", self.sql.reserved == self.sql.units(scope)),
-            ("the lock is held", self.sql.lock == Lock::Free),
         ];
         let on_sale = [
             ("the engine does not sell", self.is_on_sale(scope) && data.frozen == Frozen::No),
