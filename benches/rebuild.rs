@@ -85,7 +85,7 @@ async fn measure(parts: &Parts, size: u64) {
     let offer = parts.catalog.offer(&big).await.unwrap();
 
     let stop = Arc::new(AtomicBool::new(false));
-    let buyers = tokio::spawn(sell(parts.clone(), other, stop.clone()));
+    let buyers = parts.tasks.spawn(sell(parts.clone(), other, stop.clone()));
     let resident = resident_mib();
     let started = Instant::now();
     parts.recovery.rebuild_anyway(&offer, "bench").await.unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Three questions: was anything oversold, was anything lost, what is there to do? A difference is
 //! reported only when it is certain: each suspicion is looked at again, in an order in which what
-//! is merely on its way explains itself (see [`engine`]).
+//! is merely on its way explains itself (see `reconcile/engine.rs`).
 //!
 //! It changes nothing unless it is asked to repair, and then only what SQL alone can decide: the
 //! engine is rebuilt from the rows, and counters are added up anew. The rest needs a person.
