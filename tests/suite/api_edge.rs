@@ -302,14 +302,7 @@ async fn methods_of_later_versions_are_unimplemented_whatever_they_carry() {
         "Seckill/ReserveStream",
         "SeckillAdmin/PauseActivity",
         "SeckillAdmin/ResumeActivity",
-        "SeckillAdmin/SettleActivity",
         "SeckillAdmin/AdjustStock",
-        "SeckillAdmin/Reconcile",
-        "SeckillAdmin/RebuildStock",
-        "SeckillAdmin/ListDeadLetters",
-        "SeckillAdmin/RetryDeadLetter",
-        "SeckillAdmin/DiscardDeadLetter",
-        "SeckillAdmin/ListAudit",
     ];
     for method in methods {
         let answer = edge.raw(&format!("/seckill.v1.{method}"), &[], &framed(b"")).await;

@@ -9,7 +9,10 @@ use seckill::{
     error::Error,
 };
 
-use crate::support::world::{Sale, World, on_every_ground};
+use crate::support::{
+    eventually,
+    world::{Sale, World, on_every_ground},
+};
 
 async fn sql(world: &World, statement: &str) {
     world.parts.database.writer().execute_unprepared(statement).await.unwrap();
@@ -140,12 +143,19 @@ on_every_ground! {
             };
             assert!(matches!(refused, Err(Error::OfferFrozen(_))), "{refused:?}");
             assert_eq!(list(&world).await.len(), 1, "nothing may have changed");
-            world.healthy(&key).await;
-            let decided = if discard {
-                letters.discard(&id, "ann", "").await.unwrap()
-            } else {
-                letters.retry(&id, "ann", "").await.unwrap()
-            };
+            let decided = eventually("it is decided after the rebuild", async || {
+                let decided = if discard {
+                    letters.discard(&id, "ann", "").await
+                } else {
+                    letters.retry(&id, "ann", "").await
+                };
+                match decided {
+                    Ok(reservation) => Some(reservation),
+                    Err(Error::OfferFrozen(_)) => None,
+                    Err(error) => panic!("{error:?}"),
+                }
+            })
+            .await;
             assert_ne!(decided.state, ReservationState::Dead);
         }
         world.assert_balanced(&key, 1).await;
