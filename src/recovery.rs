@@ -36,6 +36,9 @@ use rebuild::Rebuilt;
 /// How long a caller waits for an offer to sell again.
 const PATIENCE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause while another server rebuilds the offer, or a dead one holds its lock.
+const LONGEST_WAIT: Duration = Duration::from_millis(250);
+/// The longest pause while a store is away.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Freezes and rebuilds offers, each at most once at a time in this process.
@@ -167,7 +170,8 @@ impl Recovery {
                     return Err(Error::OfferFrozen(offer.key.clone()));
                 }
                 Err(error) if started.elapsed() > PATIENCE => return Err(error),
-                Ok(Attempt::Overtaken) | Err(_) => pause = wait(pause).await,
+                Ok(Attempt::Overtaken) => pause = wait(pause.min(LONGEST_WAIT)).await,
+                Err(_) => pause = wait(pause).await,
             }
         }
     }
@@ -224,7 +228,7 @@ impl Recovery {
         while !self.shutdown.is_cancelled() {
             match self.attempt(offer, Audit::Yes).await {
                 Ok(Attempt::Healthy) => return,
-                Ok(Attempt::Overtaken) => {}
+                Ok(Attempt::Overtaken) => pause = pause.min(LONGEST_WAIT),
                 Err(error) => {
                     tracing::warn!(offer = %offer.key, %error, "the rebuild did not succeed yet");
                 }
