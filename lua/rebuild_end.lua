@@ -15,9 +15,6 @@ if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] or meta[3] ~= 'rebuilding' or meta[4
   return {'refused', meta[1] or '0'}
 end
 redis.call('SET', STOCK, ARGV[4], 'PXAT', meta[5])
-for _, key in ipairs({BUYERS, RESERVATIONS, RELEASED}) do
-  redis.call('PEXPIREAT', key, meta[5])
-end
 redis.call('HDEL', META, 'frozen', 'chunk')
 redis.call('HSET', META, 'revision', '1')
 return {'ended', meta[1]}

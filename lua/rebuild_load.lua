@@ -13,7 +13,7 @@ Replies, the first that applies:
 
 Invariant: each chunk is applied once, in order.
 ]]
-local meta = redis.call('HMGET', META, 'epoch', 'server', 'frozen', 'chunk')
+local meta = redis.call('HMGET', META, 'epoch', 'server', 'frozen', 'chunk', 'expire_time')
 local chunk = tonumber(ARGV[3])
 if meta[1] ~= ARGV[2] or meta[2] ~= ARGV[1] or meta[3] ~= 'rebuilding'
   or chunk > tonumber(meta[4]) + 1 then
@@ -42,5 +42,8 @@ if #members > 0 then
 end
 if #marks > 0 then
   redis.call('SADD', RELEASED, unpack(marks))
+end
+for _, key in ipairs({BUYERS, RESERVATIONS, RELEASED}) do
+  redis.call('PEXPIREAT', key, meta[5])
 end
 return {'loaded', ARGV[3]}

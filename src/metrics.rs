@@ -103,6 +103,7 @@ families! {
 const REASONS: &[&str] = &[
     "behind",
     "corrupt",
+    "unreadable",
     "epoch",
     "fenced",
     "missing",

@@ -5,12 +5,14 @@
 //! is merely on its way explains itself (see `reconcile/engine.rs`).
 //!
 //! It changes nothing unless it is asked to repair, and then only what SQL alone can decide: the
-//! engine is rebuilt from the rows, and counters are added up anew. The rest needs a person.
+//! engine is rebuilt from the rows, and counters are added up anew. The rest needs a person. An
+//! offer that is frozen is rebuilt in any case before it is compared, as by whoever meets it.
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 mod engine;
 mod repair;
@@ -20,7 +22,7 @@ use crate::{
     admission::catalog::{Activity, Catalog},
     audit,
     circuit::Circuit,
-    database::{Database, is_outage},
+    database::Database,
     domain::{ActivityId, Difference, OfferFigures, ReconcileReport},
     engine::{EngineError, locks, locks::Locks},
     error::Error,
@@ -30,7 +32,8 @@ use crate::{
 };
 
 /// Offers compared at the same time.
-const AT_ONCE: usize = 8;
+/// A comparison may take little of the pool that the outbox needs.
+const AT_ONCE: usize = 2;
 /// How often an offer is compared anew after it was rebuilt in the middle.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -45,6 +48,8 @@ pub struct Reconciler {
     pub database: Database,
     pub recovery: Arc<Recovery>,
     pub locks: Locks,
+    /// One comparison at a time.
+    pub comparing: Semaphore,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
 }
@@ -103,11 +108,16 @@ impl Reconciler {
     /// # Errors
     /// A store is away, or an offer is being rebuilt for too long.
     pub(crate) async fn compare(&self, activity: &Activity) -> Result<ReconcileReport, Error> {
+        let turn = tokio::time::timeout(locks::WAIT, self.comparing.acquire()).await;
+        let _turn = turn.map_err(|_| Error::InProgress("another comparison"))?;
         let compared: Vec<Compared> = stream::iter(activity.offers.values().cloned())
             .map(|offer| async move { self.compare_offer(&offer).await })
             .buffered(AT_ONCE)
-            .try_collect()
-            .await?;
+            // All of them, since no SQL future may be dropped in the middle.
+            .collect::<Vec<_>>()
+            .await
+            .into_iter()
+            .collect::<Result<_, _>>()?;
         let mut report = ReconcileReport {
             activity_id: activity.id.to_string(),
             observe_time: self.database.clock(),
@@ -158,9 +168,8 @@ impl Reconciler {
     }
 
     fn sql_failed(&self, error: sea_orm::DbErr) -> Error {
-        if is_outage(&error) {
-            self.database_circuit.trip(&error.to_string());
-        }
+        // A comparison of very much may take longer than a statement may; that is no outage, and
+        // whether there is one, others find out.
         error.into()
     }
 }

@@ -50,7 +50,7 @@ pub struct Recovery {
     database_circuit: Arc<Circuit>,
     running: Mutex<HashSet<OfferKey>>,
     tasks: TaskTracker,
-    shutdown: CancellationToken,
+    pub(crate) shutdown: CancellationToken,
     rebuilds: AtomicU64,
 }
 
@@ -164,6 +164,9 @@ impl Recovery {
         let started = tokio::time::Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
+            if self.shutdown.is_cancelled() {
+                return Err(Error::ShuttingDown);
+            }
             match self.attempt(offer, audit).await {
                 Ok(Attempt::Healthy) => return Ok(()),
                 Ok(Attempt::Overtaken) if started.elapsed() > PATIENCE => {
@@ -250,12 +253,9 @@ impl Recovery {
             Found::Healthy => return Ok(Attempt::Healthy),
             Found::Sick { sql, engine, reason } => (sql, engine, reason),
         };
-        let lock = match self.locks.acquire(&lock_name(&offer.key), Duration::ZERO).await {
-            Ok(Some(lock)) => Some(lock),
-            Ok(None) => return Ok(Attempt::Overtaken),
-            // An engine that takes nothing new may still be rebuilt, which deletes first.
-            Err(EngineError::Full(_)) => None,
-            Err(error) => return Err(self.engine_failed(error)),
+        let lock = self.locks.acquire(&lock_name(&offer.key), Duration::ZERO).await;
+        let Some(lock) = lock.map_err(|error| self.engine_failed(error))? else {
+            return Ok(Attempt::Overtaken);
         };
         // The holder before this one may have rebuilt it since; then SQL is at another epoch, and
         // this rebuild is not begun.
@@ -271,7 +271,7 @@ impl Recovery {
             (rebuilt.epoch, rebuilt.reservations, frozen.as_millis());
         tracing::info!(offer = %offer.key, epoch, reason, reservations, frozen_ms, "rebuilt from SQL");
         match audit {
-            Audit::Yes => self.note(offer, &reason, &rebuilt, lock.as_ref(), frozen).await,
+            Audit::Yes => self.note(offer, &reason, &rebuilt, &lock, frozen).await,
             Audit::No => {}
         }
         Ok(Attempt::Healthy)
@@ -293,7 +293,7 @@ impl Recovery {
             Ok(Err(Refusal::NotWarmed)) => (0, "missing".to_owned()),
             Ok(Err(Refusal::Frozen { stamp, reason })) => (stamp.epoch, reason),
             // A key of another type is what a rebuild mends.
-            Err(EngineError::Script(_)) => (0, "corrupt".to_owned()),
+            Err(EngineError::Script(_)) => (0, "unreadable".to_owned()),
             Err(error) => return Err(self.engine_failed(error)),
         };
         Ok(Found::Sick { sql, engine: engine.max(known), reason })
@@ -305,7 +305,7 @@ impl Recovery {
         offer: &Offer,
         reason: &str,
         rebuilt: &Rebuilt,
-        lock: Option<&Lock>,
+        lock: &Lock,
         frozen: Duration,
     ) {
         let Rebuilt { epoch, stock, reservations, .. } = *rebuilt;
@@ -315,7 +315,7 @@ impl Recovery {
             "stock": stock,
             "reservations": reservations,
             "frozen_ms": u64::try_from(frozen.as_millis()).unwrap_or(u64::MAX),
-            "token": lock.map(Lock::token),
+            "token": lock.token(),
         });
         let entry = audit::Entry::of_offer(&offer.key, audit::SYSTEM, "rebuild", detail);
         let now = self.database.clock();

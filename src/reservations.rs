@@ -139,7 +139,7 @@ impl Reservations {
                 if reason == "corrupt" {
                     // Not everything that reserve.lua sees shows in levels.lua: frozen first, it is
                     // rebuilt in any case.
-                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "corrupt");
+                    self.recovery.freeze_and_rebuild(offer, stamp.epoch, "unreadable");
                 } else {
                     self.recovery.rebuild(offer);
                 }
@@ -156,7 +156,7 @@ impl Reservations {
             }
             TakeError::Engine(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "a script failed on this offer's keys");
-                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
+                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "unreadable");
                 frozen()
             }
             TakeError::Engine(EngineError::Full(text)) => {
@@ -330,7 +330,7 @@ impl Reservations {
             }
             Err(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "release.lua failed on these keys");
-                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "corrupt");
+                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "unreadable");
                 None
             }
             Err(EngineError::Full(text)) => {

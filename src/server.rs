@@ -167,6 +167,7 @@ impl Parts {
             database: database.clone(),
             recovery: recovery.clone(),
             locks: locks.clone(),
+            comparing: Semaphore::new(1),
             engine_circuit: engine_circuit.clone(),
             database_circuit: database_circuit.clone(),
         });
@@ -247,7 +248,7 @@ impl Parts {
     /// The embedded engine keeps nothing on disk: its start is a rebuild, and the raised epoch
     /// ends any older process on the same database.
     async fn rebuild_all(&self) -> Result<(), StartError> {
-        use futures_util::{StreamExt, TryStreamExt, stream};
+        use futures_util::{StreamExt, stream};
         let activities = self.catalog.all();
         let offers: Vec<_> = activities
             .iter()
@@ -261,9 +262,10 @@ impl Parts {
         stream::iter(offers)
             .map(|offer| async move { self.recovery.rebuild_at_start(&offer).await })
             .buffer_unordered(REBUILDS_AT_ONCE)
-            .try_collect::<Vec<()>>()
+            .collect::<Vec<_>>()
             .await
-            .map(|_| ())
+            .into_iter()
+            .collect::<Result<(), _>>()
             .map_err(StartError::Rebuild)
     }
 }

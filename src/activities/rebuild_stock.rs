@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use serde_json::json;
 
 use super::{Activities, warm_up::stock_view};
@@ -54,8 +54,10 @@ impl Activities {
         stream::iter(offers)
             .map(|offer| async move { self.rebuild_offer(&offer).await })
             .buffered(AT_ONCE)
-            .try_collect()
+            .collect::<Vec<_>>()
             .await
+            .into_iter()
+            .collect()
     }
 
     async fn rebuild_offer(&self, offer: &Arc<Offer>) -> Result<StockView, Error> {

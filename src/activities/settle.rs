@@ -204,10 +204,8 @@ fn open_work(report: &ReconcileReport) -> Option<String> {
 /// What SQL alone knows to be open, holds that are not over among it.
 async fn open_rows(transaction: &Transaction, id: &str) -> Result<Option<String>, DbErr> {
     let rows = || outbox::Entity::find().filter(outbox::Column::ActivityId.eq(id));
-    let in_state = |state| rows().filter(outbox::Column::State.eq(state)).count(transaction);
-    let holds = rows()
-        .filter(outbox::Column::State.eq(OutboxState::Done))
-        .filter(outbox::Column::ExpireTime.is_not_null());
+    let in_state = |state| rows().filter(outbox::due(state)).count(transaction);
+    let holds = rows().filter(outbox::expiring(OutboxState::Done));
     Ok(listed([
         (in_state(OutboxState::Pending).await?, "outbox rows on their way to orders"),
         (in_state(OutboxState::Releasing).await?, "outbox rows on their way back to the engine"),

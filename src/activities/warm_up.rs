@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use sea_orm::{
     ColumnTrait, DbErr, EntityTrait, QueryFilter,
     sea_query::{Expr, ExprTrait},
@@ -29,6 +29,8 @@ use crate::{
 
 /// Offers warmed up at the same time.
 const AT_ONCE: usize = 32;
+
+const NEEDED: &str = "only a scheduled activity can be warmed up";
 
 impl Activities {
     /// Warms up every offer of a scheduled activity. Repeating it changes nothing.
@@ -57,7 +59,7 @@ impl Activities {
                 return Err(Error::WrongActivityState {
                     activity_id: id.to_string(),
                     current,
-                    needed: "only a scheduled activity can be warmed up",
+                    needed: NEEDED,
                 });
             }
         }
@@ -67,12 +69,23 @@ impl Activities {
         let stocks: Vec<StockView> = stream::iter(activity.offers.values().cloned())
             .map(|offer| async move { self.warm_up_offer(&offer).await })
             .buffered(AT_ONCE)
-            .try_collect()
-            .await?;
+            .collect::<Vec<_>>()
+            .await
+            .into_iter()
+            .collect::<Result<_, _>>()?;
         if !already_warm {
-            self.repeat(|| self.set_warm(&activity, actor)).await?;
+            let warmed = self.repeat(|| self.set_warm(&activity, actor)).await?;
             failpoint!("after_warm_commit");
             self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+            let current = self.catalog.activity(id).await?;
+            // Another call may have been first, and the sale begun; or it was ended meanwhile.
+            if !warmed && !current.is_warm() {
+                return Err(Error::WrongActivityState {
+                    activity_id: id.to_string(),
+                    current: current.state,
+                    needed: NEEDED,
+                });
+            }
             tracing::info!(activity = %id, offers = stocks.len(), actor, "warmed up");
         }
         Ok(WarmUpReport { activity: self.get(id).await?, stocks, already_warm })
@@ -120,8 +133,8 @@ impl Activities {
         Ok(stock_view(offer, &levels))
     }
 
-    /// The whole activity is warm, or nothing of it.
-    async fn set_warm(&self, activity: &Activity, actor: &str) -> Result<(), DbErr> {
+    /// The whole activity is warm, or nothing of it: false when it was ended meanwhile.
+    async fn set_warm(&self, activity: &Activity, actor: &str) -> Result<bool, DbErr> {
         let id = activity.id.as_str();
         let now = self.database.clock();
         let transaction = self.database.begin().await?;
@@ -132,21 +145,30 @@ impl Activities {
                 .filter(offers::Column::WarmTime.is_null())
                 .exec(&transaction)
                 .await?;
-            activities::Entity::update_many()
+            let moved = activities::Entity::update_many()
                 .col_expr(
                     activities::Column::Version,
                     Expr::col(activities::Column::Version).add(1),
                 )
                 .col_expr(activities::Column::UpdateTime, Expr::value(now.0))
                 .filter(activities::Column::Id.eq(id))
+                .filter(activities::Column::State.eq(activities::ActivityState::Scheduled))
                 .exec(&transaction)
                 .await?;
+            if moved.rows_affected == 0 {
+                return Ok(false);
+            }
             let detail = serde_json::json!({ "offers": activity.offers.len() });
             let entry = audit::Entry::of_activity(&activity.id, actor, "warm_up", detail);
-            audit::write(&transaction, now, entry).await
+            audit::write(&transaction, now, entry).await?;
+            Ok(true)
         }
         .await;
         failpoint!("before_warm_commit");
+        if matches!(written, Ok(false)) {
+            transaction.rollback().await?;
+            return Ok(false);
+        }
         finish(transaction, written).await
     }
 

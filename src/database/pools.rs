@@ -187,9 +187,11 @@ impl Pools {
         if self.remote.is_none() {
             return work.await;
         }
+        // Dropped at the end, when the pool that it would go back to is given up.
+        let mut work = std::pin::pin!(work);
         tokio::select! {
             biased;
-            answer = work => answer,
+            answer = &mut work => answer,
             () = generation.given_up.cancelled() => Err(silence()),
             () = tokio::time::sleep(limit) => {
                 self.replace(generation).await;

@@ -44,9 +44,9 @@ pub struct Locks {
 #[derive(Debug)]
 pub struct Lock {
     /// Higher than that of every holder before, while the engine remembers.
-    token: u64,
+    token: Option<u64>,
     lost: Arc<AtomicBool>,
-    _stop: DropGuard,
+    _stop: Option<DropGuard>,
 }
 
 impl Locks {
@@ -58,6 +58,9 @@ impl Locks {
 
     /// Takes the lock, or `None` when another holder keeps it for all of `wait`.
     ///
+    /// An engine that takes nothing new, as one that is out of memory, keeps no lock either. Then
+    /// the work goes on without: releases, a purge, a rebuild delete first, and make room.
+    ///
     /// # Errors
     /// See [`EngineError`].
     pub async fn acquire(&self, name: &str, wait: Duration) -> Result<Option<Lock>, EngineError> {
@@ -65,8 +68,11 @@ impl Locks {
         let owner = new_uuid().simple().to_string();
         let give_up = Instant::now() + wait;
         let token = loop {
-            if let Some(token) = self.try_acquire(&keys, &owner).await? {
-                break token;
+            match self.try_acquire(&keys, &owner).await {
+                Ok(Some(token)) => break token,
+                Ok(None) => {}
+                Err(EngineError::Full(_)) => return Ok(Some(Lock::none())),
+                Err(error) => return Err(error),
             }
             if Instant::now() >= give_up {
                 return Ok(None);
@@ -77,7 +83,7 @@ impl Locks {
         let stop = CancellationToken::new();
         let watchdog = Watchdog { locks: self.clone(), keys, owner, lost: lost.clone() };
         self.tasks.spawn(watchdog.run(stop.clone()));
-        Ok(Some(Lock { token, lost, _stop: stop.drop_guard() }))
+        Ok(Some(Lock { token: Some(token), lost, _stop: Some(stop.drop_guard()) }))
     }
 
     async fn try_acquire(
@@ -106,9 +112,14 @@ impl Locks {
 }
 
 impl Lock {
-    /// Higher than that of every holder before, while the engine remembers; for the audit.
+    fn none() -> Self {
+        Self { token: None, lost: Arc::new(AtomicBool::new(true)), _stop: None }
+    }
+
+    /// Higher than that of every holder before, while the engine remembers; for the audit. `None`
+    /// when the engine keeps no locks now.
     #[must_use]
-    pub fn token(&self) -> u64 {
+    pub fn token(&self) -> Option<u64> {
         self.token
     }
 

@@ -35,7 +35,7 @@ impl DeadLetters {
     /// # Errors
     /// A token that is not of this list, or the database is away.
     pub async fn list(&self, query: &PageQuery) -> Result<(Vec<DeadLetterView>, String), Error> {
-        let mut select = outbox::Entity::find().filter(outbox::Column::State.eq(OutboxState::Dead));
+        let mut select = outbox::Entity::find().filter(outbox::due(OutboxState::Dead));
         if let Some(id) = &query.activity_id {
             select = select.filter(outbox::Column::ActivityId.eq(id.as_str()));
         }

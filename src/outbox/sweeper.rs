@@ -63,7 +63,7 @@ async fn sweep_offer(
             Err(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "the unacknowledged can't be read");
                 let epoch = offer.segment.epoch();
-                reservations.recovery.freeze_and_rebuild(offer, epoch, "corrupt");
+                reservations.recovery.freeze_and_rebuild(offer, epoch, "unreadable");
                 return Ok(settled);
             }
             Err(error) => return Err(error.into()),

@@ -177,6 +177,7 @@ impl Reconciler {
     async fn walk_engine(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
         let mut cursor = "0".to_owned();
         loop {
+            self.goes_on()?;
             let page = offer.segment.scripts.holdings_page(&cursor).await;
             let page = page.map_err(|error| self.engine_failed(error))?;
             let (_, next, held) = in_epoch(page, epoch, |(stamp, ..)| *stamp)?;
@@ -244,6 +245,7 @@ impl Reconciler {
     async fn walk_outbox(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
         let mut last_id = 0;
         loop {
+            self.goes_on()?;
             let mut rows = self.rows_after(offer, last_id, PAGE).await?;
             let Some(last) = rows.last() else { return Ok(()) };
             last_id = last.id;
@@ -295,6 +297,10 @@ impl Reconciler {
             }
         }
         Ok(())
+    }
+
+    fn goes_on(&self) -> Result<(), Error> {
+        if self.recovery.shutdown.is_cancelled() { Err(Error::ShuttingDown) } else { Ok(()) }
     }
 
     async fn look_up(

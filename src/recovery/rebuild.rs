@@ -92,7 +92,14 @@ pub(super) async fn rebuild(
     let ended = scripts.rebuild_end(epoch, rebuilt.chunks, rebuilt.stock).await;
     failpoint!("after_rebuild_end");
     match ended.map_err(|error| recovery.engine_failed(error))? {
-        RebuildStep::Applied => Ok(Some(rebuilt)),
+        RebuildStep::Applied => {
+            // Settled while this was paused, and purged before it began: it was filled in vain.
+            if epoch_to_sell_under(recovery, offer).await?.is_none() {
+                let purged = scripts.purge(epoch + 1).await;
+                purged.map_err(|error| recovery.engine_failed(error))?;
+            }
+            Ok(Some(rebuilt))
+        }
         RebuildStep::Refused { .. } => Ok(None),
     }
 }
@@ -146,6 +153,10 @@ async fn load(
     let mut chunks = 0;
     let mut rows = page(recovery, offer, 0).await?;
     while let Some(last) = rows.last() {
+        if recovery.shutdown.is_cancelled() {
+            // The next server begins anew, higher.
+            return Ok(None);
+        }
         let last_id = last.id;
         let chunk = Chunk::of(&rows, row.epoch, &mut figures)?;
         chunks += 1;

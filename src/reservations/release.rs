@@ -20,7 +20,7 @@ use crate::{
     database::{Transaction, finish, insert_ignore, is_outage, lock_rows, repeat},
     domain::{ActivityState, OfferKey, ReleaseOutcome, ReleaseRequest, TimeMs},
     engine::scripts::{Found, GivenBack, Record, Refusal},
-    entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
+    entity::{activities, offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
     failpoints::failpoint,
     offer::Offer,
@@ -51,6 +51,8 @@ enum InSql {
         now: bool,
     },
     Settled(ReleaseOutcome),
+    /// The books of the activity are closed; nothing changes any more.
+    Closed,
     NoRow,
 }
 
@@ -73,13 +75,6 @@ impl Reservations {
         request: ReleaseRequest,
     ) -> Result<(ReleaseOutcome, Option<u64>), Error> {
         let offer = self.catalog.offer(&request.offer).await?;
-        if offer.settled {
-            return Err(Error::WrongActivityState {
-                activity_id: offer.key.activity_id.to_string(),
-                current: ActivityState::Settled,
-                needed: "nothing is given back once it is settled",
-            });
-        }
         self.stores_are_there()?;
         let why = Why::Asked { reason: &request.reason };
         let _permit = self.lookup_permit().await?;
@@ -89,6 +84,13 @@ impl Reservations {
             failpoint!("after_release_commit");
             match in_sql {
                 InSql::Settled(outcome) => return Ok((outcome, None)),
+                InSql::Closed => {
+                    return Err(Error::WrongActivityState {
+                        activity_id: offer.key.activity_id.to_string(),
+                        current: ActivityState::Settled,
+                        needed: "nothing is given back once it is settled",
+                    });
+                }
                 InSql::Releasing { row, now } => {
                     let Some(stock) = self.finish_release(&offer, &row).await? else {
                         return Err(Error::OfferFrozen(offer.key.clone()));
@@ -437,8 +439,12 @@ async fn release_row(
     let reserved = i64::from(row.quantity);
     let sold = if was_ordered { reserved } else { 0 };
     lower_counters(transaction, &request.offer, reserved, sold).await?;
-    // Read behind the update of `offers`: that is the lock which a rebuild's snapshot waits for.
+    // Read behind the update of `offers`: that is the lock at which a rebuild raises the epoch, and
+    // behind which the activity is settled.
     row.epoch = lock_epoch(transaction, &request.offer).await?;
+    if is_settled(transaction, &request.offer).await? {
+        return Ok(InSql::Closed);
+    }
     outbox::Entity::update_many()
         .col_expr(outbox::Column::Epoch, Expr::value(row.epoch))
         .filter(outbox::Column::Id.eq(row.id))
@@ -472,6 +478,12 @@ async fn lower_counters(
         .exec(transaction)
         .await
         .map(|_| ())
+}
+
+async fn is_settled(transaction: &Transaction, offer: &OfferKey) -> Result<bool, DbErr> {
+    let activity = activities::Entity::find_by_id(offer.activity_id.as_str());
+    let activity = activity.one(transaction).await?;
+    Ok(activity.is_some_and(|activity| activity.state == activities::ActivityState::Settled))
 }
 
 /// Locks the offer's row and reads its epoch.

@@ -74,6 +74,18 @@ async fn a_lock_of_a_dead_holder_ends_with_its_lease() {
 }
 
 #[tokio::test]
+async fn an_engine_that_is_full_keeps_no_lock_and_holds_up_nobody() {
+    let server = RedisServer::start().await;
+    let engine: Arc<dyn Engine> = Arc::new(server.engine().await);
+    let locks = Locks::new(engine, TaskTracker::new());
+    let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    for _ in 0..2 {
+        let lock = locks.acquire("a", Duration::ZERO).await.unwrap().unwrap();
+        assert_eq!((lock.token(), lock.is_lost()), (None, true));
+    }
+}
+
+#[tokio::test]
 async fn a_stolen_lock_is_noticed_and_the_thief_keeps_it() {
     on_both_engines(async |engine, locks| {
         let lock = locks.acquire("a", Duration::ZERO).await.unwrap().unwrap();

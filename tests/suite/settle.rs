@@ -9,7 +9,7 @@ use seckill::{
         ActivityState, ConfirmOutcome, OfferKey, PageQuery, ReleaseOutcome, ReservationQuery,
         ReservationState, ReserveOutcome,
     },
-    engine::{Call, Script, Value, batcher::Caller, keys},
+    engine::{Call, Script, Value, keys},
     error::Error,
 };
 
@@ -58,6 +58,8 @@ on_every_ground! {
         let key = world.open_sale(&Sale::default()).await;
         let held = world.win(&key, "u1", "r").await;
         world.win(&key, "u2", "r").await;
+        let given_back = world.win(&key, "u9", "r").await;
+        world.release(&key, "u9", &given_back.reservation_id).await.unwrap();
         world.assert_balanced(&key, 2).await;
         let epoch = world.sql_epoch(&key).await;
         end(&world, &key).await;
@@ -82,6 +84,9 @@ on_every_ground! {
             ),
             "{refused:?}"
         );
+        // What was given back before is still answered as it was.
+        let outcome = world.release(&key, "u9", &given_back.reservation_id).await.unwrap();
+        assert_eq!(outcome, ReleaseOutcome::AlreadyReleased);
         let query = ReservationQuery::ById(held.reservation_id.clone());
         let (found, _) = world.parts.reservations.get(query).await.unwrap();
         assert_eq!(found.state, ReservationState::Ordered);
@@ -148,23 +153,12 @@ on_every_ground! {
         other.parts.catalog.refresh().await.unwrap();
         // The other server took units; its insert waits while the activity is settled.
         let offer = other.offer(&key).await;
-        let asked = request(&key, "u1", "r", 1);
-        let take = seckill::engine::scripts::Take {
-            buyer: asked.buyer.clone(),
-            reservation_id: seckill::domain::name_reservation(
-                &key,
-                &asked.buyer,
-                asked.request_id.as_ref(),
-            ),
-            quantity: 1,
-            order_no: seckill::domain::new_order_no(),
-        };
         end(&world, &key).await;
         // Behind the comparison, before the purge: as if the script came late.
         let epoch = offer.segment.epoch();
         sql(&world, "UPDATE activities SET state = 'settled', version = version + 1").await;
         sql(&world, "UPDATE offers SET epoch = epoch + 1").await;
-        offer.segment.take(take, Caller::default()).await.unwrap();
+        other.take(&key, "u1", "r").await;
         let entries = offer.segment.scripts.unacked(seckill::domain::TimeMs(i64::MAX), 10).await;
         let (seen, mut entries) = entries.unwrap().unwrap();
         assert_eq!((seen, entries.len()), (epoch, 1));
@@ -178,6 +172,22 @@ on_every_ground! {
         assert_eq!(world.live_orders(&key).await.len(), 0);
         let refused = other.release(&key, "u1", &asked_id(&key)).await;
         assert!(!matches!(refused, Ok(ReleaseOutcome::Released)), "{refused:?}");
+    }
+
+    async fn a_server_that_has_not_heard_of_the_settlement_gives_nothing_back(
+        ground: &Ground<'_>
+    ) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        let held = world.win(&key, "u1", "r").await;
+        world.assert_balanced(&key, 1).await;
+        end(&world, &key).await;
+        // Behind the back of the catalog.
+        sql(&world, "UPDATE activities SET state = 'settled', version = version + 1").await;
+        sql(&world, "UPDATE offers SET epoch = epoch + 1").await;
+        let refused = world.release(&key, "u1", &held.reservation_id).await;
+        assert!(matches!(refused, Err(Error::WrongActivityState { .. })), "{refused:?}");
+        assert_eq!(world.live_orders(&key).await.len(), 1);
     }
 
     async fn what_a_crash_left_in_the_engine_is_removed_at_the_next_start(ground: &Ground<'_>) {
