@@ -9,7 +9,8 @@ use crate::api::pb;
 /// Compares engine, outbox and orders of an activity, also while it sells; exits 1 when they differ.
 ///
 /// Says whether anything was oversold, whether anything was lost, and what is there to do. Without
-/// --repair it changes nothing. What is merely on its way is no difference.
+/// --repair it mends nothing; an offer that is frozen is rebuilt first, as by any call that meets it.
+/// What is merely on its way is no difference.
 #[derive(Debug, Args)]
 pub struct Reconcile {
     /// The activity.

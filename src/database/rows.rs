@@ -6,7 +6,7 @@ use sea_orm::{
     sea_query::{LockBehavior, LockType, OnConflict},
 };
 
-/// The most rows of one INSERT. sqlx 0.9.0 sets no TCP_NODELAY (sqlx#4335): a larger statement
+/// The most rows of one INSERT, and the most ids of one IN list. sqlx 0.9.0 sets no TCP_NODELAY (sqlx#4335): a larger statement
 /// goes out in pieces, and the last waits some 40 ms for a delayed acknowledgement.
 pub const ROWS_PER_STATEMENT: usize = 64;
 

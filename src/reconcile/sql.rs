@@ -12,6 +12,7 @@ use sea_orm::{
 
 use super::{Compared, Reconciler};
 use crate::{
+    database::ROWS_PER_STATEMENT,
     domain::{Difference, DifferenceKind, OfferFigures, ReservationId},
     entity::{outbox, outbox::OutboxState},
     error::Error,
@@ -22,8 +23,6 @@ use crate::{
 /// Rows that hold units.
 pub(super) const LIVE: [OutboxState; 3] =
     [OutboxState::Pending, OutboxState::Done, OutboxState::Dead];
-/// Ids in one IN list.
-const IDS_PER_STATEMENT: usize = 256;
 
 /// The counters of an offer, and what its rows and orders add up to at the same moment.
 #[derive(Debug, Clone, Copy, FromQueryResult)]
@@ -130,7 +129,7 @@ impl Reconciler {
     ) -> Result<HashMap<String, Row>, Error> {
         let ids: Vec<&str> = ids.map(ReservationId::as_str).collect();
         let mut found = HashMap::with_capacity(ids.len());
-        for some in ids.chunks(IDS_PER_STATEMENT) {
+        for some in ids.chunks(ROWS_PER_STATEMENT) {
             let rows = outbox::Entity::find()
                 .filter(outbox::Column::ReservationId.is_in(some.iter().copied()))
                 .all(self.database.reader())

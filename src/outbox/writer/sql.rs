@@ -10,7 +10,7 @@ use sea_orm::{
 
 use super::{NewRow, Setback, WriteError, Written};
 use crate::{
-    database::{Transaction, insert_ignore, lock_rows},
+    database::{ROWS_PER_STATEMENT, Transaction, insert_ignore, lock_rows},
     domain::{BuyerId, OfferKey, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     outbox::{Row, reason},
@@ -96,7 +96,7 @@ pub(super) async fn read_rows(
 ) -> Result<HashMap<String, Row>, DbErr> {
     let ids: Vec<&str> = ids.map(ReservationId::as_str).collect();
     let mut found = HashMap::with_capacity(ids.len());
-    for some in ids.chunks(256) {
+    for some in ids.chunks(ROWS_PER_STATEMENT) {
         let rows = outbox::Entity::find()
             .filter(outbox::Column::ReservationId.is_in(some.iter().copied()))
             .all(connection)
