@@ -8,6 +8,7 @@ use sea_orm::{
     ColumnTrait, ConnectionTrait, EntityTrait, QueryFilter,
 };
 use seckill::{
+    config::SecretUrl,
     database::insert_ignore,
     domain::{
         ReleaseOutcome, ReservationId, ReservationQuery, ReserveOutcome, TimeMs, name_reservation,
@@ -15,12 +16,14 @@ use seckill::{
     engine::batcher::Caller,
     entity::outbox,
     error::Error,
+    server::Parts,
 };
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::support::{
     databases::{self, Fresh},
-    world::{Ground, Sale, World, on_every_ground, request},
+    eventually,
+    world::{Ground, Sale, World, on_every_ground, on_every_redis, request},
 };
 
 /// Buyers who ask two servers until each has an answer that is no UNAVAILABLE.
@@ -88,6 +91,50 @@ async fn two_servers_do_not_undo_each_others_rebuilds() {
         worlds[0].assert_balanced(&key, 150).await;
     })
     .await;
+}
+
+on_every_redis! {
+    async fn two_engines_that_both_believe_to_be_the_master_never_oversell(
+        ground: &Ground<'_>, _redis: &RedisServer
+    ) {
+        let first = ground.world().await;
+        let key = first.open_sale(&Sale { total: 30, ..Sale::default() }).await;
+        // A split brain: the second server sees another master, which knows nothing.
+        let other = RedisServer::start_with_aof().await;
+        let mut settings = ground.settings();
+        settings.engine.url = SecretUrl::new(other.url());
+        let parts = Parts::open(&settings).await.unwrap();
+        let worlds = [Arc::new(first), Arc::new(World { parts, settings })];
+        let mut buyers = JoinSet::new();
+        for buyer in 0..80 {
+            let (world, key) = (worlds[buyer % 2].clone(), key.clone());
+            buyers.spawn(async move {
+                for _ in 0..10 {
+                    let asked = world.reserve(&key, &format!("u{buyer}"), "r").await;
+                    if let Ok(outcome) = asked {
+                        return matches!(outcome, ReserveOutcome::Reserved { .. });
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                false
+            });
+        }
+        let mut won = 0;
+        while let Some(buyer) = buyers.join_next().await {
+            won += i64::from(buyer.unwrap());
+        }
+        assert!((1..=30).contains(&won), "{won} of 30 units");
+        // The first master is gone for good; the other has all that SQL has.
+        let [first, second] = worlds;
+        Arc::into_inner(first).unwrap().close().await;
+        for buyer in 100..140 {
+            let bought = eventually("an answer", async || {
+                second.reserve(&key, &format!("u{buyer}"), "r").await.ok()
+            });
+            bought.await;
+        }
+        second.assert_balanced(&key, 30).await;
+    }
 }
 
 on_every_ground! {
