@@ -151,7 +151,8 @@ impl Activities {
     ) -> Result<InSql, DbErr> {
         let id = activity.id.as_str();
         let now = self.database.clock();
-        // Locks the offers: inserts and releases have committed before, or meet the new epoch.
+        // Locks the offers: an insert or a release has committed before, or waits; then the insert
+        // meets the new epoch and the release the new state.
         offers::Entity::update_many()
             .col_expr(offers::Column::Epoch, Expr::col(offers::Column::Epoch).add(1))
             .filter(offers::Column::ActivityId.eq(id))

@@ -191,8 +191,8 @@ impl Writer {
     }
 
     /// What this worker writes next; `None` when it may go home. What nobody waits for any more is
-    /// left out: the sweeper has it. A reservation is in a group at
-    /// most once: a repeat of it waits for the next one and then finds the row.
+    /// left out: the sweeper has it. A reservation is in a group at most once: a repeat of it waits
+    /// for the next one and then finds the row.
     fn next_group(&self) -> Option<Vec<Waiting>> {
         let mut queue = self.locked();
         queue.waiting.retain(|waiting| !waiting.reply.is_closed());
