@@ -105,7 +105,9 @@ on_every_ground! {
         assert!(found["to_do"].as_str().unwrap().contains("no repair"), "{found}");
         sql(ground, "DELETE FROM orders WHERE order_no LIKE 'x-%'").await;
         let retried = json(&server, 0, &["dead-letters", "retry", id(0), "--reason", "gone"]).await;
-        assert_eq!(retried["reservations"][0]["state"], "QUEUED");
+        // The poller may have been faster than the answer.
+        let state = retried["reservations"][0]["state"].as_str().unwrap();
+        assert!(["QUEUED", "ORDERED"].contains(&state), "{retried}");
         let discarded = json(&server, 0, &["dead-letters", "discard", "--all"]).await;
         assert_eq!(discarded["reservations"][0]["reservation_id"], id(1));
         assert_eq!(discarded["reservations"][0]["state"], "RELEASED");
