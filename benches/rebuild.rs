@@ -128,6 +128,7 @@ async fn sell(parts: Parts, key: OfferKey, stop: Arc<AtomicBool>) -> Vec<Duratio
             quantity: 1,
             request_id: Some(RequestId::new("r").unwrap()),
             is_repeat: false,
+            address: None,
         };
         let asked = Instant::now();
         let outcome = parts.reservations.reserve(request, Caller::default()).await.unwrap();

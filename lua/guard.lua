@@ -46,6 +46,16 @@ local function guard(server, epoch)
   }
 end
 
+-- Tells every server something; a message may get lost, and one that is not allowed is.
+local function tell(message)
+  redis.pcall('PUBLISH', 'sk:events', message)
+end
+
+-- Tells every server that the segment may have units again.
+local function tell_reopened(epoch, revision)
+  tell('reopened ' .. STOCK .. ' ' .. epoch .. ' ' .. revision)
+end
+
 -- The member of `buyers` and field of `reservations` that stands for one slot of a buyer.
 local function member_of(buyer, slot, max_orders)
   if max_orders == 1 then

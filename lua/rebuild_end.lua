@@ -6,7 +6,7 @@ ARGV[1] server   ARGV[2] epoch   ARGV[3] how many chunks there were   ARGV[4] un
 
 Replies, the first that applies:
   {'refused', epoch}   another epoch or server, no rebuild under way, or a chunk is missing
-  {'ended', epoch}     on sale
+  {'ended', epoch}     on sale; every server is told
 
 Invariant: it clears `rebuilding`, never a freeze that came after it.
 ]]
@@ -17,4 +17,5 @@ end
 redis.call('SET', STOCK, ARGV[4], 'PXAT', meta[5])
 redis.call('HDEL', META, 'frozen', 'chunk')
 redis.call('HSET', META, 'revision', '1')
+tell_reopened(meta[1], 1)
 return {'ended', meta[1]}

@@ -10,7 +10,8 @@ Replies, the first that applies:
                                             nothing changed
   {'not_reserved', epoch, revision, stock}  no such reservation here; only the id is marked
   {'released', epoch, revision, stock}      stock went up by the stored quantity, the buyer's slot
-                                            is free, the id is marked
+                                            is free, the id is marked; every server is told when
+                                            the segment was sold out
 
 Called only after SQL holds the row as releasing, released or refused, and checked the owner there.
 Invariant: stock + units in reservations stays the same. Deleting comes first: a server that is
@@ -48,4 +49,7 @@ redis.call('PEXPIREAT', RELEASED, segment.expire_time)
 local stock = redis.call('INCRBY', STOCK, quantity)
 redis.call('HINCRBY', META, 'held', -quantity)
 local revision = redis.call('HINCRBY', META, 'revision', 1)
+if segment.stock == 0 then
+  tell_reopened(segment.epoch, revision)
+end
 return {'released', segment.epoch, revision, stock}

@@ -5,7 +5,10 @@
 //! Every move names the states that it may leave, is one transaction with its audit row, and raises
 //! the activity's version, by which every instance sees that something changed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use sea_orm::{
     ActiveValue::Set,
@@ -19,7 +22,7 @@ mod status;
 mod warm_up;
 
 use crate::{
-    admission::catalog::Catalog,
+    admission::catalog::{Activity, Catalog},
     audit,
     circuit::Circuit,
     database::{self, Database, SqlFault, classify, finish, insert_ignore, is_outage, lock_rows},
@@ -27,9 +30,10 @@ use crate::{
         ActivityId, ActivityListQuery, ActivitySpec, ActivityState, ActivityView, InvalidToken,
         OfferView, TimeMs, open_token, seal_token,
     },
-    engine::{Engine, locks::Locks},
+    engine::{Engine, events::Event, locks::Locks},
     entity::{activities, offers},
     error::Error,
+    metrics,
     reconcile::Reconciler,
     recovery::Recovery,
 };
@@ -52,6 +56,8 @@ pub struct Activities {
 pub struct Moved {
     pub started: u64,
     pub ended: u64,
+    /// Past their start, and not started: nobody warmed them up.
+    pub cold: u64,
 }
 
 impl Activities {
@@ -70,7 +76,7 @@ impl Activities {
         if !is_same(&spec, &view) {
             return Err(Error::ActivityExists(id.to_string()));
         }
-        self.catalog.refresh_one(&id).await?;
+        self.changed(&id).await?;
         Ok(view)
     }
 
@@ -196,48 +202,102 @@ impl Activities {
         self.change_state(id, &from, ActivityState::Ended, actor, reason, needed).await
     }
 
+    /// Closes the entrance of a sale: from `ACTIVE`.
+    ///
+    /// # Errors
+    /// `WrongActivityState`, `UnknownActivity`, or the database is away.
+    pub async fn pause(
+        self: &Arc<Self>,
+        id: &ActivityId,
+        actor: &str,
+        reason: &str,
+    ) -> Result<ActivityView, Error> {
+        let from = [ActivityState::Active];
+        let needed = "only an activity that is active can be paused";
+        self.move_one_by_clock(id).await?;
+        self.change_state(id, &from, ActivityState::Paused, actor, reason, needed).await
+    }
+
+    /// Opens it again: from `PAUSED`.
+    ///
+    /// # Errors
+    /// `WrongActivityState`, `UnknownActivity`, or the database is away.
+    pub async fn resume(
+        self: &Arc<Self>,
+        id: &ActivityId,
+        actor: &str,
+        reason: &str,
+    ) -> Result<ActivityView, Error> {
+        let from = [ActivityState::Paused];
+        let needed = "only an activity that is paused can be resumed";
+        self.move_one_by_clock(id).await?;
+        self.change_state(id, &from, ActivityState::Active, actor, reason, needed).await
+    }
+
+    /// Writes down what the clock has done already: buyers see it by the second, SQL a moment later.
+    async fn move_one_by_clock(self: &Arc<Self>, id: &ActivityId) -> Result<(), Error> {
+        let read = self.catalog.refresh_one(id).await;
+        read.map_err(|error| self.sql_failed(error))?;
+        if let Some(activity) = self.catalog.known(id)? {
+            self.follow_clock(&activity, &mut Moved::default()).await?;
+        }
+        Ok(())
+    }
+
     /// Starts and ends activities by the database's clock; any instance may do it.
     ///
     /// # Errors
     /// The database is away; the next pass does what was left.
     pub async fn move_by_clock(self: &Arc<Self>) -> Result<Moved, Error> {
-        let now = self.database.clock();
         let mut moved = Moved::default();
         for activity in self.catalog.all() {
-            let over = now >= activity.end_time;
-            let (to, why) = match activity.state {
-                ActivityState::Scheduled if over => (ActivityState::Ended, "end_time"),
-                ActivityState::Active | ActivityState::Paused if over => {
-                    (ActivityState::Ended, "end_time")
-                }
-                ActivityState::Scheduled if now >= activity.start_time => {
-                    if !activity.is_warm() {
+            self.follow_clock(&activity, &mut moved).await?;
+        }
+        metrics::count_cold_activities(moved.cold);
+        Ok(moved)
+    }
+
+    async fn follow_clock(
+        self: &Arc<Self>,
+        activity: &Activity,
+        moved: &mut Moved,
+    ) -> Result<(), Error> {
+        let now = self.database.clock();
+        let over = now >= activity.end_time;
+        let (to, why) = match activity.state {
+            ActivityState::Scheduled | ActivityState::Active | ActivityState::Paused if over => {
+                (ActivityState::Ended, "end_time")
+            }
+            ActivityState::Scheduled if now >= activity.start_time => {
+                if !activity.is_warm() {
+                    moved.cold += 1;
+                    if !activity.told_cold.swap(true, Ordering::Relaxed) {
                         tracing::error!(
                             activity = %activity.id,
                             "it is past its start_time and does not start: not warmed up"
                         );
-                        continue;
                     }
-                    (ActivityState::Active, "start_time")
+                    return Ok(());
                 }
-                ActivityState::Scheduled
-                | ActivityState::Active
-                | ActivityState::Paused
-                | ActivityState::PendingReview
-                | ActivityState::Ended
-                | ActivityState::Settled => continue,
-            };
-            match self.change_state(&activity.id, &[activity.state], to, "clock", why, "").await {
-                Ok(_) if to == ActivityState::Active => moved.started += 1,
-                Ok(_) => moved.ended += 1,
-                // Another instance, or an operator, was there first.
-                Err(Error::WrongActivityState { .. }) => {
-                    self.catalog.refresh_one(&activity.id).await?;
-                }
-                Err(error) => return Err(error),
+                (ActivityState::Active, "start_time")
             }
+            ActivityState::Scheduled
+            | ActivityState::Active
+            | ActivityState::Paused
+            | ActivityState::PendingReview
+            | ActivityState::Ended
+            | ActivityState::Settled => return Ok(()),
+        };
+        match self.change_state(&activity.id, &[activity.state], to, "clock", why, "").await {
+            Ok(_) if to == ActivityState::Active => moved.started += 1,
+            Ok(_) => moved.ended += 1,
+            // Another instance, or an operator, was there first.
+            Err(Error::WrongActivityState { .. }) => {
+                self.catalog.refresh_one(&activity.id).await?;
+            }
+            Err(error) => return Err(error),
         }
-        Ok(moved)
+        Ok(())
     }
 
     async fn change_state(
@@ -256,8 +316,23 @@ impl Activities {
             return Err(Error::WrongActivityState { activity_id: id.to_string(), current, needed });
         }
         tracing::info!(activity = %id, state = to.as_str(), actor, reason, "the activity moved");
-        self.catalog.refresh_one(id).await?;
+        self.changed(id).await?;
         self.get(id).await
+    }
+
+    /// Reads an activity again that this server changed, and tells the others.
+    async fn changed(&self, id: &ActivityId) -> Result<(), Error> {
+        let read = self.catalog.refresh_one(id).await;
+        read.map_err(|error| self.sql_failed(error))?;
+        if let Ok(Some(activity)) = self.catalog.known(id)
+            && !self.engine_circuit.is_open()
+        {
+            let event = Event::ActivityChanged { id: id.clone(), version: activity.version };
+            if let Err(error) = event.tell(&*self.engine).await {
+                tracing::warn!(activity = %id, %error, "the other servers were not told; they read it again soon");
+            }
+        }
+        Ok(())
     }
 
     async fn change_state_transaction(

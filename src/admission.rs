@@ -1,34 +1,52 @@
 //! What can be refused without I/O, as early and as cheaply as possible.
+//!
+//! The order is that of the contract: the state of the sale, what this offer allows, whether the
+//! stores are there, whether anything is left, how often the caller may ask, whether there is room.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 pub mod catalog;
+pub mod limits;
 
 use crate::{
-    domain::{ReserveOutcome, ReserveRequest},
+    domain::{ReserveOutcome, ReserveRequest, name_reservation},
     error::Error,
     offer::Offer,
     reservations::Reservations,
 };
-use catalog::Phase;
+use catalog::{Activity, Phase};
 
 /// Whether a Reserve goes on to the engine.
 #[derive(Debug)]
 pub enum Admit {
-    /// With its share of what may be in flight.
-    Yes(Arc<Offer>, OwnedSemaphorePermit),
+    Yes(Admitted),
     No(ReserveOutcome),
+    /// The activity was never seen: it must be looked up in SQL first.
+    Unseen,
+}
+
+/// A Reserve that may go on to the engine, with its share of what may be in flight.
+#[derive(Debug)]
+pub struct Admitted {
+    pub(crate) offer: Arc<Offer>,
+    pub(crate) _permit: OwnedSemaphorePermit,
 }
 
 impl Reservations {
-    /// Decides what needs no I/O; only an activity that was never seen costs one look into SQL.
+    /// Decides all that can be decided here and now.
     ///
     /// # Errors
-    /// Unknown names, a store that is away, or too much in flight.
-    pub async fn admit(&self, request: &ReserveRequest) -> Result<Admit, Error> {
-        let activity = self.catalog.activity(&request.offer.activity_id).await?;
+    /// Unknown names, a store that is away, a limit, or too much in flight.
+    pub fn admit(&self, request: &ReserveRequest) -> Result<Admit, Error> {
+        match self.catalog.known(&request.offer.activity_id)? {
+            Some(activity) => self.admit_to(&activity, request),
+            None => Ok(Admit::Unseen),
+        }
+    }
+
+    fn admit_to(&self, activity: &Activity, request: &ReserveRequest) -> Result<Admit, Error> {
         let offer = activity.offer(&request.offer.sku_id)?;
         match activity.phase(self.database.clock()) {
             Phase::NotStarted => return Ok(Admit::No(ReserveOutcome::NotStarted)),
@@ -46,9 +64,24 @@ impl Reservations {
             return Ok(Admit::No(ReserveOutcome::NotWarmed));
         }
         self.stores_are_there()?;
+        if is_sold_out(&offer, request) {
+            return Ok(Admit::No(ReserveOutcome::SoldOut));
+        }
+        self.limits.check(request)?;
+        // What is taken now would be answered too late.
+        if self.writer.oldest_wait() > self.max_wait {
+            return Err(Error::Overloaded);
+        }
         match self.in_flight.clone().try_acquire_owned() {
-            Ok(permit) => Ok(Admit::Yes(offer, permit)),
+            Ok(_permit) => Ok(Admit::Yes(Admitted { offer, _permit })),
             Err(_) => Err(Error::Overloaded),
         }
     }
+}
+
+/// Whether the engine would certainly say so. A call that is a repeat always asks it.
+fn is_sold_out(offer: &Offer, request: &ReserveRequest) -> bool {
+    let ReserveRequest { offer: key, buyer, request_id, is_repeat, .. } = request;
+    let id = || name_reservation(key, buyer, request_id.as_ref());
+    !is_repeat && offer.segment.sold_out.refuses(buyer, id)
 }

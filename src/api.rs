@@ -3,6 +3,7 @@
 //! A handler parses, acts and answers; it decides nothing about a sale. The modules, in the order
 //! of a call:
 //!
+//! - [`address`]: where a call comes from.
 //! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
 //!   statuses that tonic makes by itself.
 //! - [`seckill`] and [`admin`]: the handlers.
@@ -12,6 +13,7 @@
 //! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
 
+pub mod address;
 pub mod admin;
 pub mod codec;
 pub mod convert;

@@ -20,7 +20,7 @@ use components::{Breach, Component, Key};
 pub use address::OptionalAddr;
 pub use components::{
     CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings, HttpSettings,
-    LogSettings, OutboxSettings, ReserveSettings, SweeperSettings, WatchSettings,
+    LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SweeperSettings, WatchSettings,
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
@@ -72,6 +72,7 @@ macro_rules! for_every_component {
             engine: EngineSettings,
             database: DatabaseSettings,
             reserve: ReserveSettings,
+            limits: LimitsSettings,
             outbox: OutboxSettings,
             sweeper: SweeperSettings,
             holds: HoldsSettings,

@@ -5,6 +5,7 @@
 
 use std::{
     fmt,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -14,9 +15,11 @@ use std::{
 
 use uuid::Uuid;
 
+mod networks;
 mod operations;
 mod page;
 
+pub use networks::{Networks, NoNetwork};
 pub use operations::{
     AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures, ReconcileReport,
     SegmentFigures,
@@ -388,6 +391,8 @@ pub struct ReserveRequest {
     pub request_id: Option<RequestId>,
     /// The client library says that it sends this call again.
     pub is_repeat: bool,
+    /// Where the call comes from, if that is known.
+    pub address: Option<IpAddr>,
 }
 
 /// A request to give a reservation back, checked.

@@ -12,11 +12,13 @@ use futures_util::future::BoxFuture;
 
 pub mod batcher;
 pub mod embedded;
+pub mod events;
 pub mod keys;
 pub mod locks;
 mod meter;
 pub mod redis;
 pub mod scripts;
+pub mod sold_out;
 
 pub use meter::register as register_metrics;
 
@@ -89,4 +91,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`Engine::eval`]; bounded by the engine's own timeouts.
     fn probe(&self) -> BoxFuture<'_, Result<(), EngineError>>;
+
+    /// What the servers on this engine tell each other from now on.
+    fn hear(&self) -> events::Hearing;
 }

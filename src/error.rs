@@ -36,6 +36,9 @@ pub enum Error {
     #[error("activity {0} exists with other content")]
     ActivityExists(String),
 
+    #[error("calls from this address are not taken")]
+    AddressDenied,
+
     // Somebody must change the world first.
     #[error("activity {activity_id} is {}: {needed}", .current.as_str())]
     WrongActivityState { activity_id: String, current: ActivityState, needed: &'static str },
@@ -45,6 +48,8 @@ pub enum Error {
     WarmupMismatch { offer: OfferKey, detail: String },
 
     // The caller should come back later.
+    #[error("too many requests from this {scope}; try again in {} ms", .wait.as_millis())]
+    RateLimited { scope: &'static str, wait: Duration },
     #[error("too many requests are in flight")]
     Overloaded,
     #[error("{0} is under way already")]
@@ -86,6 +91,8 @@ impl Error {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
+            // Who comes back at once only costs.
+            Error::RateLimited { wait, .. } => Some((*wait).max(Duration::from_millis(10))),
             Error::Overloaded => Some(Duration::from_millis(100)),
             Error::InProgress(_) => Some(Duration::from_millis(500)),
             Error::OfferFrozen(_) => Some(Duration::from_millis(200)),
@@ -99,6 +106,7 @@ impl Error {
             | Error::UnknownOffer { .. }
             | Error::UnknownReservation
             | Error::ActivityExists(_)
+            | Error::AddressDenied
             | Error::WrongActivityState { .. }
             | Error::NotDrained { .. }
             | Error::WarmupMismatch { .. }

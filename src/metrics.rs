@@ -92,6 +92,8 @@ families! {
         "Rebuilds of an offer from SQL that this server finished.";
     REBUILD_TIMES = "seckill_engine_rebuild_seconds", Kind::Histogram(REBUILD_SECONDS), [],
         "How long such a rebuild kept its offer frozen.";
+    COLD_ACTIVITIES = "seckill_activities_not_warmed", Kind::Gauge, [],
+        "Activities that are past their start and do not start, since nobody warmed them up.";
     DEAD_LETTERS = "seckill_dead_letters", Kind::Gauge, [],
         "Reservations that could not become orders and wait for an operator.";
     DIFFERENCES = "seckill_reconcile_differences", Kind::Gauge, ["kind"],
@@ -177,6 +179,7 @@ struct Metrics {
     engine_up: Gauge,
     database_up: Gauge,
     frozen_offers: Gauge,
+    cold_activities: Gauge,
     dead_letters: Gauge,
     /// In the order of [`DifferenceKind::ALL`].
     differences: Vec<Gauge>,
@@ -221,6 +224,7 @@ impl Metrics {
             engine_up: gauge!(ENGINE_UP.name),
             database_up: gauge!(DATABASE_UP.name),
             frozen_offers: gauge!(FROZEN_OFFERS.name),
+            cold_activities: gauge!(COLD_ACTIVITIES.name),
             dead_letters: gauge!(DEAD_LETTERS.name),
             differences: DifferenceKind::ALL.iter().map(difference).collect(),
             showing: Mutex::default(),
@@ -261,6 +265,11 @@ pub fn diverged(reason: &str) {
 fn by_reason<'a>(counters: &'a [Counter], reason: &str) -> &'a Counter {
     let place = REASONS.iter().position(|known| *known == reason);
     &counters[place.unwrap_or(REASONS.len() - 1)]
+}
+
+/// How many activities should have started, and were not warmed up.
+pub fn count_cold_activities(count: u64) {
+    METRICS.cold_activities.set(as_gauge(count));
 }
 
 /// How many dead letters there are.

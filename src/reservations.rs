@@ -12,9 +12,12 @@
 //! the reservation's row as releasing, released or refused; a result that is unknown stays in
 //! `unacked`, and the sweeper settles it by walking the same steps 3 and 4 again.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
@@ -25,7 +28,7 @@ mod find;
 mod release;
 
 use crate::{
-    admission::{Admit, catalog::Catalog},
+    admission::{Admit, Admitted, catalog::Catalog, limits::Limits},
     circuit::Circuit,
     database::Database,
     domain::{
@@ -62,6 +65,9 @@ pub struct Reservations {
     pub recovery: Arc<Recovery>,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
+    pub limits: Limits,
+    /// How long a reservation may wait for the engine, and may see others wait for the outbox.
+    pub max_wait: Duration,
     /// Bounds the Reserve calls in flight; Release, Confirm and health need none of these.
     pub in_flight: Arc<Semaphore>,
     /// Bounds Release, Confirm and GetReservation in SQL, so that the pool keeps connections for the
@@ -83,7 +89,7 @@ enum Step {
 impl Reservations {
     /// Takes units for one buyer; `Reserved` means that SQL holds the reservation.
     ///
-    /// Run it in a tracked task: from the script on it must not be dropped (I9).
+    /// Run it in a tracked task: it must not be dropped (I9).
     ///
     /// # Errors
     /// The call was not decided. After `EngineUnavailable`, `DatabaseUnavailable` and
@@ -93,10 +99,29 @@ impl Reservations {
         request: ReserveRequest,
         caller: Caller,
     ) -> Result<ReserveOutcome, Error> {
-        let (offer, _permit) = match self.admit(&request).await? {
-            Admit::Yes(offer, permit) => (offer, permit),
-            Admit::No(outcome) => return Ok(outcome),
-        };
+        let mut admit = self.admit(&request)?;
+        if let Admit::Unseen = admit {
+            self.catalog.activity(&request.offer.activity_id).await?;
+            admit = self.admit(&request)?;
+        }
+        match admit {
+            Admit::Yes(admitted) => self.reserve_admitted(admitted, request, caller).await,
+            Admit::No(outcome) => Ok(outcome),
+            Admit::Unseen => Err(Error::UnknownActivity(request.offer.activity_id.to_string())),
+        }
+    }
+
+    /// The part of [`Reservations::reserve`] that comes after admission.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reserve_admitted(
+        self: &Arc<Self>,
+        admitted: Admitted,
+        request: ReserveRequest,
+        caller: Caller,
+    ) -> Result<ReserveOutcome, Error> {
+        let Admitted { offer, _permit } = admitted;
         let take = Take {
             reservation_id: name_reservation(
                 &offer.key,
@@ -213,6 +238,9 @@ impl Reservations {
                     replayed: true,
                     remaining: Some(reply.stock),
                 }
+            }
+            Taken::RateLimited { wait } => {
+                return Err(Error::RateLimited { scope: "user", wait });
             }
             Taken::Released => self.stored_answer(&take.reservation_id).await?,
             Taken::Duplicate { record, unacked, .. } => ReserveOutcome::Duplicate {

@@ -21,17 +21,22 @@ mod workers;
 
 use crate::{
     activities::Activities,
-    admission::catalog::Catalog,
-    api::{self, Services, pb, stack},
+    admission::{
+        catalog::Catalog,
+        limits::{LimitOptions, Limits, Rate},
+    },
+    api::{self, Services, address::Addresses, pb, stack},
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
     domain::TimeMs,
     engine::{
         self, Engine,
+        batcher::SegmentOptions,
         embedded::EmbeddedEngine,
         locks::Locks,
         redis::{self, RedisEngine, RedisSettings},
+        scripts::Attempts,
     },
     error::Error,
     failpoints::failpoint,
@@ -134,7 +139,9 @@ impl Parts {
         let engine_circuit = Arc::new(Circuit::new("engine"));
         let database_circuit = Arc::new(Circuit::new("database"));
         let due = Arc::new(Notify::new());
-        let catalog = Arc::new(Catalog::new(database.clone(), engine.clone(), tasks.clone()));
+        let segments = segment_options(settings);
+        let catalog =
+            Arc::new(Catalog::new(database.clone(), engine.clone(), segments, tasks.clone()));
         let locks = Locks::new(engine.clone(), tasks.clone());
         let recovery = Arc::new(Recovery::new(
             database.clone(),
@@ -157,6 +164,8 @@ impl Parts {
             recovery: recovery.clone(),
             engine_circuit: engine_circuit.clone(),
             database_circuit: database_circuit.clone(),
+            max_wait: segments.max_wait,
+            limits: Limits::new(limit_options(&settings.limits)),
             in_flight: Arc::new(Semaphore::new(settings.reserve.max_in_flight)),
             lookups: Semaphore::new(lookups(settings, &database)),
             lookups_waiting: Default::default(),
@@ -280,6 +289,29 @@ pub fn sql_settings(settings: &config::DatabaseSettings) -> DatabaseSettings {
         acquire_timeout_ms: settings.acquire_timeout_ms,
         statement_timeout_ms: settings.statement_timeout_ms,
         lock_timeout_ms: settings.lock_timeout_ms,
+    }
+}
+
+fn segment_options(settings: &Settings) -> SegmentOptions {
+    let limits = &settings.limits;
+    let attempts = Attempts {
+        most: limits.user_attempts,
+        window: Duration::from_millis(limits.user_window_ms),
+    };
+    SegmentOptions {
+        attempts: (attempts.most > 0).then_some(attempts),
+        max_wait: Duration::from_millis(settings.reserve.max_wait_ms),
+        believe_sold_out: Duration::from_millis(settings.reserve.believe_sold_out_ms),
+    }
+}
+
+fn limit_options(settings: &config::LimitsSettings) -> LimitOptions {
+    let rate = |per_s, burst| Rate { per_s, burst };
+    LimitOptions {
+        activity: rate(settings.activity_per_s, settings.activity_burst),
+        user: rate(settings.user_per_s, settings.user_burst),
+        address: rate(settings.address_per_s, settings.address_burst),
+        unlimited: settings.address_unlimited.clone(),
     }
 }
 
@@ -412,11 +444,16 @@ impl Server {
             max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
         });
         let stop_serving = CancellationToken::new();
-        let incoming = listener::incoming(listener, &settings.grpc);
+        let addresses = Addresses {
+            denied: settings.limits.denied.clone(),
+            proxies: settings.limits.proxies.clone(),
+        };
+        let denied = addresses.denied.clone();
+        let incoming = listener::incoming(listener, denied, &settings.grpc);
         let stop = stop_serving.clone().cancelled_owned();
         let (reflection_v1, reflection_v1alpha) = api::reflection();
         let router = tonic::transport::Server::builder()
-            .layer(stack::layers())
+            .layer(stack::layers(addresses))
             .max_concurrent_streams(settings.grpc.max_concurrent_streams)
             // A gateway whose callers all hit one deadline resets as many calls as it has open.
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))

@@ -81,7 +81,7 @@ impl Activities {
         }
         failpoint!("after_settlement_commit");
         tracing::info!(activity = %id, actor, reason, "settled");
-        self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+        self.changed(id).await?;
         self.purge(&*self.catalog.activity(id).await?).await?;
         self.get(id).await
     }

@@ -76,7 +76,7 @@ impl Activities {
         if !already_warm {
             let warmed = self.repeat(|| self.set_warm(&activity, actor)).await?;
             failpoint!("after_warm_commit");
-            self.catalog.refresh_one(id).await.map_err(|error| self.sql_failed(error))?;
+            self.changed(id).await?;
             let current = self.catalog.activity(id).await?;
             // Another call may have been first, and the sale begun; or it was ended meanwhile.
             if !warmed && !current.is_warm() {

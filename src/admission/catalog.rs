@@ -12,13 +12,19 @@ use std::{
 
 use arc_swap::ArcSwap;
 use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter};
-use tokio::sync::Semaphore;
+use tokio::sync::{MutexGuard, Semaphore};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     database::Database,
     domain::{ActivityId, ActivityState, OfferKey, SkuId, TimeMs},
-    engine::{Engine, batcher::Segment, keys, scripts::SegmentScripts},
+    engine::{
+        Engine,
+        batcher::{Segment, SegmentOptions},
+        events::Event,
+        keys,
+        scripts::SegmentScripts,
+    },
     entity::{activities, offers},
     error::Error,
     offer::Offer,
@@ -41,6 +47,8 @@ pub struct Activity {
     /// When the engine may forget its offers.
     pub keys_expire: TimeMs,
     pub version: i64,
+    /// Whether somebody was told that it does not start for want of a warm-up.
+    pub told_cold: AtomicBool,
     pub offers: BTreeMap<SkuId, Arc<Offer>>,
 }
 
@@ -94,6 +102,7 @@ type Activities = HashMap<ActivityId, Arc<Activity>>;
 pub struct Catalog {
     database: Database,
     engine: Arc<dyn Engine>,
+    segments: SegmentOptions,
     tasks: TaskTracker,
     activities: ArcSwap<Activities>,
     unknown: Mutex<HashMap<ActivityId, Instant>>,
@@ -105,10 +114,16 @@ pub struct Catalog {
 impl Catalog {
     /// An empty catalog; the segments that it makes run their work in `tasks`.
     #[must_use]
-    pub fn new(database: Database, engine: Arc<dyn Engine>, tasks: TaskTracker) -> Self {
+    pub fn new(
+        database: Database,
+        engine: Arc<dyn Engine>,
+        segments: SegmentOptions,
+        tasks: TaskTracker,
+    ) -> Self {
         Self {
             database,
             engine,
+            segments,
             tasks,
             activities: ArcSwap::default(),
             unknown: Mutex::default(),
@@ -123,20 +138,37 @@ impl Catalog {
         self.activities.load().values().cloned().collect()
     }
 
+    /// The activity, from memory; `None` when it was never seen.
+    ///
+    /// # Errors
+    /// `UnknownActivity`, when SQL did not know it a moment ago.
+    pub fn known(&self, id: &ActivityId) -> Result<Option<Arc<Activity>>, Error> {
+        if let Some(activity) = self.activities.load().get(id) {
+            return Ok(Some(activity.clone()));
+        }
+        match self.unknown().get(id) {
+            Some(since) if since.elapsed() < UNKNOWN_FOR => {
+                Err(Error::UnknownActivity(id.to_string()))
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
     /// The activity, from memory, or from SQL when it was never seen.
     ///
     /// # Errors
     /// `UnknownActivity`, or the database is away.
     pub async fn activity(&self, id: &ActivityId) -> Result<Arc<Activity>, Error> {
-        if let Some(activity) = self.activities.load().get(id) {
-            return Ok(activity.clone());
-        }
-        let unknown = || Error::UnknownActivity(id.to_string());
-        if self.unknown().get(id).is_some_and(|since| since.elapsed() < UNKNOWN_FOR) {
-            return Err(unknown());
+        if let Some(activity) = self.known(id)? {
+            return Ok(activity);
         }
         let _lookup = self.lookups.try_acquire().map_err(|_| Error::Overloaded)?;
-        self.refresh_one(id).await?;
+        let alone = self.refreshing.lock().await;
+        // Another call may have looked meanwhile.
+        if let Some(activity) = self.known(id)? {
+            return Ok(activity);
+        }
+        self.read_again(id, alone).await?;
         if let Some(activity) = self.activities.load().get(id) {
             return Ok(activity.clone());
         }
@@ -145,7 +177,7 @@ impl Catalog {
             ids.clear();
         }
         ids.insert(id.clone(), Instant::now());
-        Err(unknown())
+        Err(Error::UnknownActivity(id.to_string()))
     }
 
     /// The offer, as [`Catalog::activity`].
@@ -206,7 +238,38 @@ impl Catalog {
     /// # Errors
     /// Those of the database; the catalog stays as it was.
     pub async fn refresh_one(&self, id: &ActivityId) -> Result<(), DbErr> {
-        let _alone = self.refreshing.lock().await;
+        let alone = self.refreshing.lock().await;
+        self.read_again(id, alone).await
+    }
+
+    /// Takes over what another server told.
+    ///
+    /// # Errors
+    /// Those of the database; the catalog stays as it was.
+    pub async fn hear(&self, event: Event) -> Result<(), DbErr> {
+        match event {
+            Event::ActivityChanged { id, version } => {
+                let known = self.activities.load().get(&id).map(|activity| activity.version);
+                if known.is_none_or(|known| known < version) {
+                    self.refresh_one(&id).await?;
+                }
+            }
+            // There is one segment.
+            Event::Reopened { offer, segment: _, stamp } => {
+                let activities = self.activities.load();
+                let activity = activities.get(&offer.activity_id);
+                if let Some(offer) =
+                    activity.and_then(|activity| activity.offers.get(&offer.sku_id))
+                {
+                    offer.segment.sold_out.hear(stamp);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever calls is the only one who refreshes.
+    async fn read_again(&self, id: &ActivityId, _alone: MutexGuard<'_, ()>) -> Result<(), DbErr> {
         let row = activities::Entity::find_by_id(id.as_str()).one(self.database.reader()).await?;
         let known = self.activities.load_full();
         if row.is_none() && !known.contains_key(id) {
@@ -263,6 +326,7 @@ impl Catalog {
             end_time: TimeMs(row.end_time),
             keys_expire,
             version: row.version,
+            told_cold: AtomicBool::new(false),
             offers,
         }))
     }
@@ -282,8 +346,10 @@ impl Catalog {
         let segment = segment.unwrap_or_else(|| {
             let keys = keys::segment(&key, 0);
             let clock = self.database.shared_clock();
-            let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders);
-            Arc::new(Segment::new(scripts, max_orders, epoch, clock, self.tasks.clone()))
+            let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders)
+                .limited(self.segments.attempts);
+            let (options, tasks) = (self.segments, self.tasks.clone());
+            Arc::new(Segment::new(scripts, max_orders, epoch, options, clock, tasks))
         });
         segment.adopt(epoch);
         Offer {

@@ -90,16 +90,28 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
 
     async fn pause_activity(
         &self,
-        _: Request<pb::PauseActivityRequest>,
+        request: Request<pb::PauseActivityRequest>,
     ) -> Result<Response<pb::PauseActivityResponse>, Status> {
-        later("PauseActivity")
+        let actor = actor(&request);
+        let pb::PauseActivityRequest { activity_id, reason } = request.into_inner();
+        let id = convert::activity_move(&activity_id, &reason)?;
+        let activities = self.activities.clone();
+        let work = async move { activities.pause(&id, &actor, &reason).await };
+        let activity = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::PauseActivityResponse { activity }))
     }
 
     async fn resume_activity(
         &self,
-        _: Request<pb::ResumeActivityRequest>,
+        request: Request<pb::ResumeActivityRequest>,
     ) -> Result<Response<pb::ResumeActivityResponse>, Status> {
-        later("ResumeActivity")
+        let actor = actor(&request);
+        let pb::ResumeActivityRequest { activity_id, reason } = request.into_inner();
+        let id = convert::activity_move(&activity_id, &reason)?;
+        let activities = self.activities.clone();
+        let work = async move { activities.resume(&id, &actor, &reason).await };
+        let activity = Some(self.run(work).await?.into());
+        Ok(Response::new(pb::ResumeActivityResponse { activity }))
     }
 
     async fn settle_activity(

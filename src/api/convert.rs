@@ -9,7 +9,7 @@ mod check;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 pub use answers::{release_response, reservation_response};
 use check::Check;
@@ -54,11 +54,16 @@ pub const MAX_MIN_INTERVAL: Duration = Duration::from_secs(60);
 /// The most segments that an offer may have in this version; [`MAX_SEGMENTS`] is the contract's.
 const SUPPORTED_SEGMENTS: u32 = 1;
 
-/// Reads a ReserveRequest. `is_repeat` is what the client library says about the call.
+/// Reads a ReserveRequest. `is_repeat` is what the client library says about the call, `address`
+/// where it comes from.
 ///
 /// # Errors
 /// `InvalidField` with every violation; so do all functions below.
-pub fn reserve(request: &pb::ReserveRequest, is_repeat: bool) -> Result<ReserveRequest, Error> {
+pub fn reserve(
+    request: &pb::ReserveRequest,
+    is_repeat: bool,
+    address: Option<IpAddr>,
+) -> Result<ReserveRequest, Error> {
     let mut check = Check::default();
     let offer = check.offer("", &request.activity_id, &request.sku_id);
     let buyer = check.id("user_id", &request.user_id, BuyerId::new);
@@ -74,6 +79,7 @@ pub fn reserve(request: &pb::ReserveRequest, is_repeat: bool) -> Result<ReserveR
             quantity: quantity?,
             request_id,
             is_repeat,
+            address,
         })
     })
 }

@@ -5,8 +5,8 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use futures_util::{Stream, StreamExt as _, stream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
-use super::{Services, admin::actor, convert, pb, stack::Deadline};
-use crate::{domain::StockUpdate, engine::batcher::Caller, error::Error};
+use super::{Services, address::CallerAddress, admin::actor, convert, pb, stack::Deadline};
+use crate::{admission::Admit, domain::StockUpdate, engine::batcher::Caller, error::Error};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -28,13 +28,28 @@ impl pb::seckill_server::Seckill for Services {
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let deadline = request.extensions().get().map(|deadline: &Deadline| deadline.0);
-        let request = convert::reserve(request.get_ref(), is_repeat(request.metadata()))?;
+        let address = request.extensions().get().map(|address: &CallerAddress| address.0);
+        let is_repeat = is_repeat(request.metadata());
+        let request = convert::reserve(request.get_ref(), is_repeat, address)?;
+        // Most are refused here, from memory and on the spot.
+        let admit = self.reservations.admit(&request)?;
+        if let Admit::No(outcome) = admit {
+            return Ok(Response::new(outcome.into()));
+        }
         // Lives as long as this future, that is, as long as somebody waits for the answer. A
         // request whose caller has left is dropped before the engine is asked.
         let connection = Arc::new(());
         let caller = Caller::new(&connection, deadline);
         let reservations = self.reservations.clone();
-        let work = async move { reservations.reserve(request, caller).await };
+        let work = async move {
+            match admit {
+                Admit::Yes(admitted) => {
+                    reservations.reserve_admitted(admitted, request, caller).await
+                }
+                Admit::No(outcome) => Ok(outcome),
+                Admit::Unseen => reservations.reserve(request, caller).await,
+            }
+        };
         Ok(Response::new(self.run(work).await?.into()))
     }
 

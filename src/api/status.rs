@@ -70,6 +70,10 @@ impl From<Error> for Status {
                     .with("sku_id", offer.sku_id.as_str())
                     .with("detail", detail)
             }
+            Error::RateLimited { scope, .. } => {
+                fault(Code::ResourceExhausted, ErrorReason::RateLimited).with("scope", scope)
+            }
+            Error::AddressDenied => fault(Code::PermissionDenied, ErrorReason::AddressDenied),
             Error::Overloaded => fault(Code::ResourceExhausted, ErrorReason::Overloaded),
             Error::InProgress(what) => {
                 fault(Code::Aborted, ErrorReason::InProgress).with("what", what)

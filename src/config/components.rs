@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::{Level, LogFormat, OptionalAddr, SecretUrl};
+use crate::domain::Networks;
 
 /// How large `seckill` lets a span of time be set: one day, in milliseconds.
 const DAY_MS: u64 = 86_400_000;
@@ -58,6 +59,7 @@ kinds! {
     SocketAddr: "an IP address and a port, such as 127.0.0.1:50051",
     OptionalAddr: "empty, or an IP address and a port, such as 127.0.0.1:9090",
     SecretUrl: "a URL",
+    Networks: "networks and addresses, separated by commas",
     Level: "one of off, error, warn, info, debug, trace",
     LogFormat: "one of auto, text, json",
 }
@@ -209,6 +211,45 @@ component! {
     ReserveSettings = "reserve" {
         /// How many reservations may be under way at once; more are refused with OVERLOADED.
         max_in_flight: usize = 10_000 => 1..=1_000_000;
+        /// How long a reservation may wait for the engine or the outbox before it is refused with
+        /// OVERLOADED: nothing was taken then.
+        max_wait_ms: u64 = 1_000 => 1..=60_000;
+        /// How long a server believes that an offer is sold out after the engine said so; until then
+        /// it refuses by itself who holds nothing. This bounds how late it hears of units that came
+        /// back when a message gets lost. 0: it asks the engine each time.
+        believe_sold_out_ms: u64 = 200 => 0..=10_000;
+    }
+}
+
+component! {
+    /// How often callers of Reserve may ask. Beyond that they hear RATE_LIMITED, and when to come
+    /// back. `_per_s` 0: no limit; `_burst` 0: as many at once as in a second.
+    LimitsSettings = "limits" {
+        /// For one activity, on this server.
+        activity_per_s: u32 = 0 => 0..=100_000_000;
+        /// For one activity, at once.
+        activity_burst: u32 = 0 => 0..=100_000_000;
+        /// For one user, on this server.
+        user_per_s: u32 = 0 => 0..=1_000_000;
+        /// For one user, at once.
+        user_burst: u32 = 0 => 0..=1_000_000;
+        /// For one address, on this server; a network of 64 bits in IPv6.
+        address_per_s: u32 = 0 => 0..=100_000_000;
+        /// For one address, at once.
+        address_burst: u32 = 0 => 0..=100_000_000;
+        /// Networks whose addresses have no limit, such as those of order services:
+        /// `10.0.0.0/8, 192.0.2.7`.
+        address_unlimited: Networks = Networks::default();
+        /// How many attempts one user has for one offer within `user_window_ms`, over all servers;
+        /// 0: no limit. Counted in the engine, with the reservation itself.
+        user_attempts: u32 = 0 => 0..=1_000_000;
+        /// See `user_attempts`.
+        user_window_ms: u64 = 1_000 => 1..=DAY_MS;
+        /// Networks whose calls are not taken at all.
+        denied: Networks = Networks::default();
+        /// Networks of proxies that name the caller's address in `x-forwarded-for`; nobody else is
+        /// believed.
+        proxies: Networks = Networks::default();
     }
 }
 

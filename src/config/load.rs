@@ -418,7 +418,7 @@ mod tests {
             (
                 "verbose = true\n",
                 "verbose (seckill.toml:1): there is no such setting; the sections are grpc, http, \
-                 engine, database, reserve, outbox, sweeper, holds, catalog, watch, log",
+                 engine, database, reserve, limits, outbox, sweeper, holds, catalog, watch, log",
             ),
         ] {
             assert_eq!(from_file(text).expect_err(text), message);

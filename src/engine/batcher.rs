@@ -9,15 +9,16 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 use tokio_util::task::TaskTracker;
 
 use super::{
     EngineError,
-    scripts::{Answer, Refusal, SegmentScripts, Stamp, Take, Taken},
+    scripts::{Answer, Attempts, Members, Refusal, SegmentScripts, Stamp, Take, Taken},
+    sold_out::{Read, SoldOut},
 };
 use crate::{
     domain::{BuyerId, Clock, OrderNo, TimeMs},
@@ -39,19 +40,19 @@ const QUEUE: usize = 20_000;
 #[derive(Debug, Clone, Default)]
 pub struct Caller {
     connection: Option<Weak<()>>,
-    deadline: Option<Instant>,
+    deadline: Option<std::time::Instant>,
 }
 
 impl Caller {
     /// A caller who is there as long as `connection` is held, and until `deadline`.
     #[must_use]
-    pub fn new(connection: &Arc<()>, deadline: Option<Instant>) -> Self {
+    pub fn new(connection: &Arc<()>, deadline: Option<std::time::Instant>) -> Self {
         Self { connection: Some(Arc::downgrade(connection)), deadline }
     }
 
     fn has_left(&self) -> bool {
         self.connection.as_ref().is_some_and(|held| held.strong_count() == 0)
-            || self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+            || self.deadline.is_some_and(|deadline| deadline <= std::time::Instant::now())
     }
 }
 
@@ -82,10 +83,22 @@ pub enum TakeError {
     CallerLeft,
 }
 
+/// How the segments of all offers behave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentOptions {
+    /// How often a buyer may try, over all servers.
+    pub attempts: Option<Attempts>,
+    /// How long a request may wait for the engine.
+    pub max_wait: Duration,
+    /// How long it is believed that nothing is left; 0: the engine is always asked.
+    pub believe_sold_out: Duration,
+}
+
 /// One segment of an offer's stock: its scripts, its epoch, and the requests that wait for it.
 #[derive(Debug)]
 pub struct Segment {
     pub scripts: SegmentScripts,
+    pub sold_out: SoldOut,
     max_orders: u32,
     /// The epoch that calls are made under.
     epoch: AtomicU64,
@@ -93,6 +106,7 @@ pub struct Segment {
     seen: Mutex<Stamp>,
     queue: Mutex<Queue>,
     acknowledgements: Mutex<Acknowledgements>,
+    max_wait: Duration,
     clock: Clock,
     tasks: TaskTracker,
 }
@@ -121,27 +135,32 @@ struct Queue {
 #[derive(Debug)]
 struct Waiting {
     take: Take,
+    since: Instant,
     caller: Caller,
     reply: oneshot::Sender<Result<TakeReply, TakeError>>,
 }
 
 impl Segment {
-    /// A segment that is called under `epoch`; its workers run in `tasks`.
+    /// A segment that is called under `epoch`; its workers run in `tasks`. What waited too long for
+    /// one of them is refused.
     #[must_use]
     pub fn new(
         scripts: SegmentScripts,
         max_orders: u32,
         epoch: u64,
+        options: SegmentOptions,
         clock: Clock,
         tasks: TaskTracker,
     ) -> Self {
         Self {
             scripts,
+            sold_out: SoldOut::new(options.believe_sold_out),
             max_orders,
             epoch: AtomicU64::new(epoch),
             seen: Mutex::default(),
             queue: Mutex::default(),
             acknowledgements: Mutex::default(),
+            max_wait: options.max_wait,
             clock,
             tasks,
         }
@@ -173,6 +192,8 @@ impl Segment {
         }
         let mut seen = locked(&self.seen);
         *seen = found.max(*seen);
+        drop(seen);
+        self.sold_out.hear(found);
         Ok(())
     }
 
@@ -191,7 +212,7 @@ impl Segment {
             if queue.waiting.len() >= QUEUE {
                 return Err(TakeError::Overloaded);
             }
-            queue.waiting.push_back(Waiting { take, caller, reply });
+            queue.waiting.push_back(Waiting { take, since: Instant::now(), caller, reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
@@ -249,11 +270,64 @@ impl Segment {
                 continue;
             }
             let now = self.clock.now();
-            let before = self.seen();
+            let (before, asked) = (self.seen(), Instant::now());
             let takes = batch.iter().map(|waiting| &waiting.take);
             let result = self.scripts.reserve(self.epoch(), now, takes).await;
+            if let Ok(Ok(reserved)) = &result {
+                self.sold_out.observe(reserved.stamp, asked);
+                if reserved.stock == 0 && self.sold_out.begin() {
+                    self.tasks.spawn(self.clone().read_sold_out());
+                }
+            }
             self.answer(batch, now, before, result);
         }
+    }
+
+    /// Learns who would not hear `sold_out`, while that is the answer to everybody else.
+    async fn read_sold_out(self: Arc<Self>) {
+        let mut read = self.sold_out.read();
+        let found = match self.read_members(&mut read).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(%error, "a sold out segment was not read");
+                None
+            }
+        };
+        self.sold_out.finish(read, found);
+    }
+
+    /// At which state the segment had no stock from the first page to the last, if at any; and when
+    /// the last page was asked for.
+    async fn read_members(
+        &self,
+        read: &mut Read<'_>,
+    ) -> Result<Option<(Stamp, Instant)>, EngineError> {
+        let mut found = None;
+        for what in [Members::Buyers, Members::Marks] {
+            let mut cursor = "0".to_owned();
+            loop {
+                let asked = Instant::now();
+                let Ok(page) = self.scripts.members_page(what, &cursor).await? else {
+                    return Ok(None);
+                };
+                let moved = found.is_some_and(|(stamp, _)| stamp != page.stamp);
+                if moved || page.stock > 0 || read.is_too_long() {
+                    return Ok(None);
+                }
+                found = Some((page.stamp, asked));
+                for name in &page.names {
+                    match what {
+                        Members::Buyers => read.buyer(name),
+                        Members::Marks => read.mark(name),
+                    }
+                }
+                cursor = page.next;
+                if cursor == "0" {
+                    break;
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// What this worker does next; `None` when it may go home.
@@ -268,7 +342,10 @@ impl Segment {
         while batch.len() < most
             && let Some(waiting) = queue.waiting.pop_front()
         {
-            if waiting.caller.has_left() {
+            // An answer that comes this late is of no use, and the next one would be later still.
+            if waiting.since.elapsed() > self.max_wait {
+                let _ = waiting.reply.send(Err(TakeError::Overloaded));
+            } else if waiting.caller.has_left() {
                 // Nobody waits for this answer any more, so a failed send is what we expect.
                 let _ = waiting.reply.send(Err(TakeError::CallerLeft));
             } else {

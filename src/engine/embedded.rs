@@ -13,16 +13,24 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, future::BoxFuture, stream};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use self::{keyspace::Keyspace, lua::Vm};
-use super::{Call, Engine, EngineError, Value};
+use super::{
+    Call, Engine, EngineError, Value,
+    events::{Heard, Hearing},
+};
 use crate::domain::{TimeMs, new_uuid};
 
 mod keyspace;
 mod lua;
 
 pub use self::keyspace::{Dumped, DumpedContent};
+
+/// How many messages a slow listener may be behind.
+const MESSAGES: usize = 1_024;
 
 /// Runs the scripts in this process, on keys in its memory.
 pub struct EmbeddedEngine {
@@ -31,6 +39,7 @@ pub struct EmbeddedEngine {
     vm: Mutex<Vm>,
     /// Locked only while `vm` is.
     keys: Arc<Mutex<Keyspace>>,
+    told: broadcast::Sender<Vec<u8>>,
 }
 
 /// What an engine held at one moment.
@@ -59,7 +68,12 @@ impl EmbeddedEngine {
     pub fn new() -> Self {
         let keys = Arc::default();
         let vm = Vm::new(&keys).expect("the prelude is part of this binary and compiles");
-        Self { server: new_uuid().to_string(), vm: Mutex::new(vm), keys }
+        Self {
+            server: new_uuid().to_string(),
+            vm: Mutex::new(vm),
+            keys,
+            told: broadcast::Sender::new(MESSAGES),
+        }
     }
 
     /// Everything the engine holds, for tests to compare.
@@ -98,9 +112,16 @@ impl EmbeddedEngine {
         };
         self.lock_keys().start(TimeMs::now().0);
         let reply = vm.run(call.script, &call.keys, &self.server, &call.args);
-        let trash = self.lock_keys().take_trash();
+        let (trash, published) = {
+            let mut keys = self.lock_keys();
+            (keys.take_trash(), keys.take_published())
+        };
         drop(vm);
         drop(trash);
+        for message in published {
+            // Nobody may be there to hear it.
+            let _ = self.told.send(message.into());
+        }
         reply.map_err(EngineError::Script)
     }
 
@@ -126,6 +147,14 @@ impl Engine for EmbeddedEngine {
                 true => Err(EngineError::NotRun("an earlier script panicked; restart".to_owned())),
             }
         })
+    }
+
+    fn hear(&self) -> Hearing {
+        let messages = BroadcastStream::new(self.told.subscribe()).map(|message| match message {
+            Ok(message) => Heard::Message(message),
+            Err(BroadcastStreamRecvError::Lagged(_)) => Heard::Gap,
+        });
+        stream::iter([Heard::Gap]).chain(messages).chain(stream::pending()).boxed()
     }
 }
 

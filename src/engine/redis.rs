@@ -21,7 +21,7 @@ use std::{
 use ::redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
     PushInfo, PushKind, RedisConnectionInfo, RedisError, ServerError,
-    aio::MultiplexedConnection,
+    aio::{AsyncPushSender, MultiplexedConnection, SendError},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -32,8 +32,9 @@ use futures_util::{
 };
 use tokio::{sync::watch, time::timeout};
 
-use super::{Call, Engine, EngineError, Script, Value, scripts};
+use super::{Call, Engine, EngineError, Script, Value, events::Hearing, scripts};
 
+mod hearing;
 mod settings;
 
 pub use self::settings::{Address, Finding, Level, OpenError, RedisSettings};
@@ -49,6 +50,7 @@ const DIAL_WAIT: Duration = Duration::from_millis(250);
 pub struct RedisEngine {
     address: Address,
     connect_timeout: Duration,
+    dialer: Dialer,
     pool: Pool<Dialer>,
     dial_errors: DialErrors,
     slots: Box<[Slot]>,
@@ -90,11 +92,12 @@ impl RedisEngine {
             .retry_connection(false)
             .connection_timeout(settings.connect_timeout())
             .error_sink(dial_errors.boxed_clone())
-            .build_unchecked(dialer);
+            .build_unchecked(dialer.clone());
         let hash = |script: &Script| ::redis::Script::new(script.source).get_hash().to_owned();
         let engine = Self {
             address: address.clone(),
             connect_timeout: settings.connect_timeout(),
+            dialer: dialer.clone(),
             pool,
             dial_errors,
             slots: (0..settings.connections).map(|_| Slot::default()).collect(),
@@ -281,6 +284,10 @@ impl Engine for RedisEngine {
             probes.into_iter().collect()
         })
     }
+
+    fn hear(&self) -> Hearing {
+        hearing::hear(self.dialer.clone())
+    }
 }
 
 /// The place of one connection.
@@ -390,6 +397,7 @@ impl fmt::Debug for Link {
 }
 
 /// Makes connections for the pool.
+#[derive(Clone)]
 struct Dialer {
     address: Address,
     client: Client,
@@ -427,18 +435,16 @@ impl Dialer {
         Ok(Self { address, client, settings: settings.clone() })
     }
 
-    async fn open(&self, broken: &Arc<AtomicBool>) -> Result<MultiplexedConnection, RedisError> {
-        let broken = Arc::clone(broken);
+    /// Opens a connection that hands over what the server sends unasked.
+    async fn open(
+        &self,
+        unasked: impl AsyncPushSender,
+    ) -> Result<MultiplexedConnection, RedisError> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.settings.connect_timeout()))
             .set_response_timeout(Some(self.settings.response_timeout()))
             .set_pipeline_buffer_size(self.settings.pipeline_buffer)
-            .set_push_sender(move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    broken.store(true, Ordering::Relaxed);
-                }
-                Ok::<(), ::redis::aio::SendError>(())
-            });
+            .set_push_sender(unasked);
         self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
@@ -448,7 +454,7 @@ impl Dialer {
             address: self.address.to_string(),
             cause: self.address.without_password(&plain_text(&error)),
         };
-        let mut connection = self.open(&Arc::default()).await.map_err(unreachable)?;
+        let mut connection = self.open(|_| Ok::<_, SendError>(())).await.map_err(unreachable)?;
         let info = Info::ask(&mut connection).await.map_err(unreachable)?;
         let mut findings = vec![info.version_finding(), info.role_finding()];
         if info.get("cluster_enabled") == Some("1") {
@@ -470,9 +476,16 @@ impl ManageConnection for Dialer {
     type Error = String;
 
     async fn connect(&self) -> Result<Self::Connection, Self::Error> {
-        let broken = Arc::default();
+        let broken = Arc::new(AtomicBool::new(false));
+        let closed = broken.clone();
+        let note_closed = move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                closed.store(true, Ordering::Relaxed);
+            }
+            Ok::<_, SendError>(())
+        };
         let readable = |error: RedisError| self.address.without_password(&plain_text(&error));
-        let mut connection = self.open(&broken).await.map_err(readable)?;
+        let mut connection = self.open(note_closed).await.map_err(readable)?;
         let info = Info::ask(&mut connection).await.map_err(readable)?;
         let server = ArcSwap::from_pointee(info.identity()?);
         Ok(Arc::new(Link { connection, server, broken, timeouts: AtomicU32::new(0) }))

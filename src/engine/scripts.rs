@@ -1,10 +1,10 @@
 //! One typed call per script.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 mod reply;
 
-use super::{Engine, EngineError, Script, meter::run};
+use super::{Engine, EngineError, Script, keys, meter::run};
 use crate::domain::{BuyerId, OrderNo, ReservationId, TimeMs};
 pub(super) use reply::Reply;
 
@@ -40,12 +40,14 @@ script! {
     FIND = "find";
     LEVELS = "levels";
     HOLDINGS = "holdings";
+    MEMBERS = "members";
     LOOKUP = "lookup";
     FREEZE = "freeze";
     REBUILD_BEGIN = "rebuild_begin";
     REBUILD_LOAD = "rebuild_load";
     REBUILD_END = "rebuild_end";
     PURGE = "purge";
+    TELL = "tell";
     LOCK_ACQUIRE = "lock_acquire";
     LOCK_EXTEND = "lock_extend";
     LOCK_RELEASE = "lock_release";
@@ -94,12 +96,28 @@ pub struct Record {
 /// What `reserve` answers to one request, in order of precedence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taken {
-    Replayed { slot: u32, record: Record, unacked: bool },
+    Replayed {
+        slot: u32,
+        record: Record,
+        unacked: bool,
+    },
     Released,
-    Duplicate { slot: u32, record: Record, unacked: bool },
+    /// Too many attempts, counted over all servers.
+    RateLimited {
+        wait: Duration,
+    },
+    Duplicate {
+        slot: u32,
+        record: Record,
+        unacked: bool,
+    },
     SoldOut,
-    Insufficient { stock: u64 },
-    Taken { slot: u32 },
+    Insufficient {
+        stock: u64,
+    },
+    Taken {
+        slot: u32,
+    },
 }
 
 /// The answers of one `reserve` call, in the order of its requests.
@@ -164,6 +182,23 @@ pub struct Levels {
     pub unacked: u64,
 }
 
+/// What [`SegmentScripts::members_page`] reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Members {
+    Buyers,
+    Marks,
+}
+
+/// A page of names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MembersPage {
+    pub stamp: Stamp,
+    pub stock: u64,
+    /// The next cursor; 0 at the end.
+    pub next: String,
+    pub names: Vec<String>,
+}
+
 /// What `warmup` came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WarmedUp {
@@ -188,6 +223,16 @@ pub struct SegmentScripts {
     engine: Arc<dyn Engine>,
     keys: Arc<[String]>,
     max_orders: u32,
+    attempts: Option<Attempts>,
+}
+
+/// How often a buyer may try to reserve an offer, over all servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempts {
+    /// In each window; at least 1.
+    pub most: u32,
+    /// At least a millisecond.
+    pub window: Duration,
 }
 
 /// The most reservations that are read at a time.
@@ -197,7 +242,13 @@ impl SegmentScripts {
     /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
     #[must_use]
     pub fn new(engine: Arc<dyn Engine>, keys: Arc<[String]>, max_orders: u32) -> Self {
-        Self { engine, keys, max_orders }
+        Self { engine, keys, max_orders, attempts: None }
+    }
+
+    /// The same, with a limit for each buyer.
+    #[must_use]
+    pub fn limited(self, attempts: Option<Attempts>) -> Self {
+        Self { attempts, ..self }
     }
 
     async fn eval(&self, id: Id, args: Vec<Vec<u8>>) -> Result<Reply, EngineError> {
@@ -214,15 +265,26 @@ impl SegmentScripts {
         now: TimeMs,
         takes: impl ExactSizeIterator<Item = &Take>,
     ) -> Result<Answer<Reserved>, EngineError> {
-        let mut args = Vec::with_capacity(3 + 4 * takes.len());
+        let mut args = Vec::with_capacity(5 + 4 * takes.len());
+        let (most, window_ms) =
+            self.attempts.map_or((0, 0), |limit| (limit.most, limit.window.as_millis()));
         args.extend([text(epoch), text(self.max_orders), text(now.0)]);
+        args.extend([text(most), text(window_ms)]);
+        let mut counters = Vec::new();
         for take in takes {
+            if most > 0 {
+                counters.push(keys::attempts(&self.keys, take.buyer.as_str()));
+            }
             args.push(bytes(take.buyer.as_str()));
             args.push(bytes(take.reservation_id.as_str()));
             args.push(text(take.quantity));
             args.push(bytes(take.order_no.as_str()));
         }
-        let mut reply = self.eval(Id::RESERVE, args).await?;
+        let keys = match counters.is_empty() {
+            true => self.keys.clone(),
+            false => self.keys.iter().cloned().chain(counters).collect(),
+        };
+        let mut reply = run(&*self.engine, Id::RESERVE, keys, args).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -237,6 +299,9 @@ impl SegmentScripts {
                     unacked: answer.number::<u32>()? == 1,
                 },
                 "released" => Taken::Released,
+                "rate_limited" => {
+                    Taken::RateLimited { wait: Duration::from_millis(answer.number()?) }
+                }
                 "duplicate" => Taken::Duplicate {
                     slot: answer.number()?,
                     record: answer.record()?,
@@ -410,6 +475,41 @@ impl SegmentScripts {
                 return Ok(Ok(held));
             }
         }
+    }
+
+    /// Reads about 500 buyers, or marked ids, from `cursor` on, 0 at first, and answers with the
+    /// stock, the next cursor, 0 at the end, and the names. Pages of one stamp together are
+    /// everything; a name may come twice.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn members_page(
+        &self,
+        what: Members,
+        cursor: &str,
+    ) -> Result<Answer<MembersPage>, EngineError> {
+        let word = match what {
+            Members::Buyers => "buyers",
+            Members::Marks => "released",
+        };
+        let args = vec![bytes(word), bytes(cursor), text(PAGE)];
+        let mut reply = self.eval(Id::MEMBERS, args).await?;
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let stock = reply.number()?;
+        let next = reply.word()?;
+        let mut names = Vec::new();
+        while !reply.is_empty() {
+            let mut name = reply.word()?;
+            if what == Members::Buyers && self.max_orders > 1 {
+                let end = name.rfind('#').ok_or_else(|| reply.unexpected("member"))?;
+                name.truncate(end);
+            }
+            names.push(name);
+        }
+        Ok(Ok(MembersPage { stamp, stock, next, names }))
     }
 
     /// Reads what these slots of buyers hold, up to [`PAGE`] of them, in their order.

@@ -14,7 +14,10 @@ use std::{
 };
 
 use sea_orm::DbErr;
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 use tokio_util::task::TaskTracker;
 
 mod sql;
@@ -104,6 +107,7 @@ struct Queue {
 #[derive(Debug)]
 struct Waiting {
     row: NewRow,
+    since: Instant,
     reply: oneshot::Sender<Result<Written, WriteError>>,
 }
 
@@ -154,7 +158,7 @@ impl Writer {
             if queue.waiting.len() >= QUEUE {
                 return Err(WriteError::Unknown("too many wait for the database".into()));
             }
-            queue.waiting.push_back(Waiting { row, reply });
+            queue.waiting.push_back(Waiting { row, since: Instant::now(), reply });
             if queue.workers < WORKERS {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
@@ -170,6 +174,11 @@ impl Writer {
                 Err(WriteError::Unknown("the database is away".into()))
             }
         }
+    }
+
+    /// How long the oldest reservation has waited for a worker.
+    pub fn oldest_wait(&self) -> Duration {
+        self.locked().waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
     }
 
     fn locked(&self) -> MutexGuard<'_, Queue> {

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::config::GrpcSettings;
+use crate::{config::GrpcSettings, domain::Networks};
 
 /// The length of the HTTP/2 connection preface.
 const PREFACE: usize = 24;
@@ -39,14 +39,18 @@ pub(super) struct Connection {
 /// The accepted connections, for as long as the listener lives.
 pub(super) fn incoming(
     listener: TcpListener,
+    denied: Networks,
     settings: &GrpcSettings,
 ) -> impl Stream<Item = io::Result<Connection>> + use<> {
     let places = Arc::new(Semaphore::new(settings.max_connections));
     let first_byte_timeout = Duration::from_millis(settings.first_byte_timeout_ms);
-    stream::unfold((listener, places), move |(listener, places)| async move {
+    let denied = Arc::new(denied);
+    stream::unfold((listener, places, denied), move |(listener, places, denied)| async move {
         let place = places.clone().acquire_owned().await.ok()?;
         let socket = loop {
             match listener.accept().await {
+                // Without a word: it is not worth one.
+                Ok((_, peer)) if denied.contain(peer.ip()) => {}
                 Ok((socket, _)) => break socket,
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -58,7 +62,7 @@ pub(super) fn incoming(
         let _ = socket.set_nodelay(true);
         let limit = Box::pin(tokio::time::sleep(first_byte_timeout));
         let connection = Connection { socket, preface: Some((PREFACE, limit)), _place: place };
-        Some((Ok(connection), (listener, places)))
+        Some((Ok(connection), (listener, places, denied)))
     })
 }
 

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
@@ -11,7 +12,10 @@ use super::{EMBEDDED_LEASE_TTL, Parts, redis_settings, set_health};
 use crate::{
     circuit::Circuit,
     config::Settings,
-    engine::redis::{Level, RedisEngine, RedisSettings},
+    engine::{
+        events::{Event, Heard},
+        redis::{Level, RedisEngine, RedisSettings},
+    },
     error::Error,
     metrics,
     outbox::sweeper::sweep,
@@ -29,6 +33,8 @@ const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 const ALONE_FOR: Duration = Duration::from_secs(10);
 /// How often dead letters are counted, for the metrics.
 const COUNT_DEAD_LETTERS_EVERY: Duration = Duration::from_secs(5);
+/// How often limits forget who has been silent.
+const FORGET_EVERY: Duration = Duration::from_secs(1);
 /// Holds released in one pass; few in the simulator.
 const EXPIRE_AT_ONCE: u64 = if cfg!(test) { 2 } else { 200 };
 
@@ -110,6 +116,8 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
         },
     ));
     parts.tasks.spawn(add_up(parts.clone()));
+    parts.tasks.spawn(forget(parts.clone()));
+    parts.tasks.spawn(hear(parts.clone()));
     parts.tasks.spawn({
         let activities = parts.activities.clone();
         async move {
@@ -126,10 +134,38 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     }
 }
 
+/// Keeps the memory of the limits small.
+async fn forget(parts: Parts) {
+    while sleep(&parts, FORGET_EVERY).await {
+        parts.reservations.limits.forget();
+    }
+}
+
 /// Adds up what was measured, also while nobody reads it.
 async fn add_up(parts: Parts) {
     while sleep(&parts, metrics::UPKEEP_EVERY).await {
         metrics::upkeep();
+    }
+}
+
+/// Does what other servers tell, and reads everything again after a gap.
+async fn hear(parts: Parts) {
+    let mut hearing = parts.engine.hear();
+    while let Some(Some(heard)) = parts.shutdown.run_until_cancelled(hearing.next()).await {
+        let done = match &heard {
+            Heard::Gap => parts.catalog.refresh().await,
+            Heard::Message(message) => match Event::read(message) {
+                Some(event) => parts.catalog.hear(event).await,
+                None => {
+                    tracing::debug!("a message that no server of ours sends");
+                    Ok(())
+                }
+            },
+        };
+        if let Err(error) = done {
+            // The catalog is read again soon in any case.
+            note_failure("hearing", &error.into());
+        }
     }
 }
 

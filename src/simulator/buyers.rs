@@ -65,6 +65,7 @@ impl Stage {
             quantity: wish.quantity,
             request_id: wish.request_id.clone(),
             is_repeat: false,
+            address: None,
         };
         let reservations = server.parts.reservations.clone();
         // A buyer who goes away hangs up.

@@ -16,6 +16,7 @@ use super::{Break, Dead, Life, Shared, World};
 use crate::engine::{
     Call, Engine, EngineError, Script, Value,
     embedded::{EmbeddedEngine, Snapshot},
+    events::Hearing,
     scripts,
 };
 
@@ -83,8 +84,9 @@ impl Store {
     ///
     /// Answers also how much longer than usual the reply is on its way.
     fn run(&self, call: Call) -> (Result<Value, EngineError>, Duration) {
-        let reads = [scripts::LEVELS, scripts::FIND, scripts::UNACKED, scripts::HOLDINGS];
-        if !reads.contains(&call.script) && call.script != scripts::PING {
+        let reads =
+            [scripts::LEVELS, scripts::FIND, scripts::UNACKED, scripts::HOLDINGS, scripts::MEMBERS];
+        if !reads.contains(&call.script) && ![scripts::PING, scripts::TELL].contains(&call.script) {
             self.remember();
         }
         let reply = self.eval(call.clone());
@@ -335,6 +337,11 @@ impl Engine for Line {
     fn probe(&self) -> BoxFuture<'_, Result<(), EngineError>> {
         let call = Call { script: scripts::PING, keys: Arc::from([]), args: Vec::new() };
         Box::pin(async move { self.call(call).await.map(|_| ()) })
+    }
+
+    /// After a failover nobody hears anything any more.
+    fn hear(&self) -> Hearing {
+        self.store.engine().hear()
     }
 }
 

@@ -133,6 +133,8 @@ impl History {
             | Error::UnknownActivity(_)
             | Error::UnknownOffer { .. }
             | Error::ActivityExists(_)
+            | Error::RateLimited { .. }
+            | Error::AddressDenied
             | Error::WrongActivityState { .. }
             | Error::WarmupMismatch { .. }
             | Error::ShuttingDown

@@ -10,6 +10,7 @@
 
 mod activities;
 mod api_edge;
+mod broadcasts;
 mod cli;
 mod cli_client;
 mod clients;
@@ -26,6 +27,7 @@ mod histories;
 mod holds;
 mod http;
 mod known_faults;
+mod limits;
 mod locks;
 mod model;
 mod operations;
@@ -35,6 +37,7 @@ mod rebuilds;
 mod reconcile;
 mod sale;
 mod settle;
+mod sold_out;
 mod start;
 mod storm;
 mod support;

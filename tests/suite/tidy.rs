@@ -51,7 +51,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("domain", &[]),
     ("failpoints", &[]),
     ("circuit", &[]),
-    ("config", &[]),
+    ("config", &["domain"]),
     ("telemetry", &["config"]),
     ("entity", &["domain"]),
     ("metrics", &["domain"]),

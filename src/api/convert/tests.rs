@@ -248,7 +248,7 @@ fn names_hold_1_to_64_of_their_characters() {
     for &(text, fine) in cases {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
-        let reserve = |request| reserve(&request, false);
+        let reserve = |request| reserve(&request, false, None);
         expect(with!(reserve, a_reserve(), activity_id = own()), "activity_id", fine, &case);
         expect(with!(reserve, a_reserve(), sku_id = own()), "sku_id", fine, &case);
         expect(with!(release, a_release(), activity_id = own()), "activity_id", fine, &case);
@@ -302,7 +302,7 @@ fn tokens_hold_1_to_128_bytes_of_visible_ascii() {
     for &(text, fine) in cases {
         let case = format!("{text:.80?}");
         let own = || text.to_owned();
-        let reserve = |request| reserve(&request, false);
+        let reserve = |request| reserve(&request, false, None);
         expect(with!(reserve, a_reserve(), user_id = own()), "user_id", fine, &case);
         // Empty means that there is none.
         let fine_here = fine || text.is_empty();
@@ -388,7 +388,7 @@ fn numbers_are_accepted_up_to_their_edges() {
     };
     for (number, fine) in edges(1_000) {
         let case = number.to_string();
-        let reserve = |request| reserve(&request, false);
+        let reserve = |request| reserve(&request, false, None);
         expect(with!(reserve, a_reserve(), quantity = Some(number)), "quantity", fine, &case);
         let path = "spec.offers[0].max_quantity_per_order";
         expect(offer(|it| it.max_quantity_per_order = Some(number)), path, fine, &case);
@@ -586,7 +586,7 @@ fn a_sku_that_is_watched_twice_is_watched_once() {
 
 #[test]
 fn what_is_not_set_has_its_default() {
-    let request = reserve(&a_reserve(), true).unwrap();
+    let request = reserve(&a_reserve(), true, None).unwrap();
     assert_eq!(request.quantity, 1);
     assert!(request.is_repeat);
     let spec = spec(|spec| spec.offers = ["b", "a"].map(an_offer).into()).unwrap();
@@ -611,8 +611,11 @@ fn every_violation_of_a_request_is_found() {
     let fields = |violations: Vec<Violation>| -> Vec<String> {
         violations.into_iter().map(|violation| violation.field).collect()
     };
-    let empty =
-        violations(reserve(&pb::ReserveRequest { quantity: Some(0), ..Default::default() }, false));
+    let empty = violations(reserve(
+        &pb::ReserveRequest { quantity: Some(0), ..Default::default() },
+        false,
+        None,
+    ));
     assert_eq!(fields(empty), ["activity_id", "sku_id", "user_id", "quantity"]);
     let empty = violations(activity_spec(pb::CreateActivityRequest {
         spec: Some(pb::ActivitySpec {
@@ -657,7 +660,7 @@ fn violations_do_not_repeat_what_was_sent() {
         quantity: None,
         request_id: hostile.into(),
     };
-    let error = reserve(&request, false).unwrap_err();
+    let error = reserve(&request, false, None).unwrap_err();
     assert!(!error.to_string().contains("script"), "{error}");
     assert_eq!(violations::<()>(Err(error)).len(), 4);
 }

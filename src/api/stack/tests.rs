@@ -23,7 +23,7 @@ async fn through<F>(
 where
     F: Future<Output = Result<Response<Body>, Infallible>>,
 {
-    layers().layer(service_fn(answer)).call(request).await.unwrap()
+    layers(Addresses::default()).layer(service_fn(answer)).call(request).await.unwrap()
 }
 
 fn status(response: &Response<Body>) -> Status {

@@ -45,6 +45,10 @@ fn expected(error: &Error) -> Expected {
             &[("activity_id", "a-1"), ("detail", "3 dead letters")],
         ),
         Error::InProgress(_) => (Code::Aborted, "IN_PROGRESS", &[("what", "a repair")]),
+        Error::RateLimited { .. } => {
+            (Code::ResourceExhausted, "RATE_LIMITED", &[("scope", "user")])
+        }
+        Error::AddressDenied => (Code::PermissionDenied, "ADDRESS_DENIED", &[]),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", &[]),
         Error::EngineUnavailable => (Code::Unavailable, "ENGINE_UNAVAILABLE", &[]),
         Error::DatabaseUnavailable => (Code::Unavailable, "DATABASE_UNAVAILABLE", &[]),
@@ -75,6 +79,8 @@ fn one_of_each() -> Vec<Error> {
         Error::WarmupMismatch { offer: an_offer(), detail: "total 500".into() },
         Error::NotDrained { activity_id: id(), detail: "3 dead letters".into() },
         Error::InProgress("a repair"),
+        Error::RateLimited { scope: "user", wait: Duration::from_millis(1) },
+        Error::AddressDenied,
         Error::Overloaded,
         Error::EngineUnavailable,
         Error::DatabaseUnavailable,

@@ -8,13 +8,13 @@
 
 use std::{
     borrow::{Borrow, Cow},
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry as Slot},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
     ops::Bound,
     sync::Arc,
 };
 
 use foldhash::fast::RandomState;
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 
 /// What a command replies, before it becomes a Lua value.
 #[derive(Debug)]
@@ -42,7 +42,8 @@ const WRONG_ARITY: Refusal =
 type Bytes = Box<[u8]>;
 /// In an order that pages can be read in; see `hscan`.
 type Hash = IndexMap<Bytes, Bytes, RandomState>;
-type Set = HashSet<Bytes, RandomState>;
+/// As [`Hash`].
+type Set = IndexSet<Bytes, RandomState>;
 
 /// A sorted set; members are shared between its two halves.
 #[derive(Debug, Default)]
@@ -123,6 +124,7 @@ pub(super) struct Keyspace {
     expiries: BTreeSet<(i64, Bytes)>,
     now_ms: i64,
     trash: Vec<Entry>,
+    published: Vec<Bytes>,
 }
 
 impl Keyspace {
@@ -142,6 +144,11 @@ impl Keyspace {
     /// Hands over what was removed.
     pub(super) fn take_trash(&mut self) -> Trash {
         Trash { _contents: std::mem::take(&mut self.trash) }
+    }
+
+    /// Hands over the messages that were published, on whatever channel.
+    pub(super) fn take_published(&mut self) -> Vec<Bytes> {
+        std::mem::take(&mut self.published)
     }
 
     /// Runs one command; `args` begins with its name.
@@ -166,6 +173,7 @@ impl Keyspace {
             b"TYPE" => self.kind(args.exactly(1)?),
             b"UNLINK" | b"DEL" => self.unlink(args.at_least(1)?),
             b"PEXPIREAT" => self.expire_at(args.at_least(2)?),
+            b"PTTL" => self.remaining_ms(args.exactly(1)?),
             b"HGET" => self.hget(args.exactly(2)?),
             b"HMGET" => self.hmget(args.at_least(2)?),
             b"HSET" => self.hset(args.at_least(3)?),
@@ -173,6 +181,8 @@ impl Keyspace {
             b"HLEN" => self.hlen(args.exactly(1)?),
             b"HSCAN" => self.hscan(args.at_least(2)?),
             b"HINCRBY" => self.hincrby(args.exactly(3)?),
+            b"SSCAN" => self.sscan(args.at_least(2)?),
+            b"PUBLISH" => self.publish(args.exactly(2)?),
             b"SADD" => self.sadd(args.at_least(2)?),
             b"SREM" => self.srem(args.at_least(2)?),
             b"SISMEMBER" => self.sismember(args.exactly(2)?),
@@ -210,6 +220,11 @@ impl Keyspace {
             .collect()
     }
 
+    fn publish<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
+        self.published.push(args.get(1).into());
+        Ok(Reply::Int(1))
+    }
+
     // Keys of any type.
 
     fn exists<T: AsRef<[u8]>>(&self, keys: Args<'_, T>) -> Result<Reply<'_>> {
@@ -245,6 +260,13 @@ impl Keyspace {
             self.set_expiry(key, Some(at));
         }
         Ok(Reply::Int(1))
+    }
+
+    fn remaining_ms<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
+        Ok(Reply::Int(match self.entries.get(args.get(0)) {
+            None => -2,
+            Some(entry) => entry.expires_at.map_or(-1, |at| (at - self.now_ms).max(0)),
+        }))
     }
 
     // Strings.
@@ -347,33 +369,14 @@ impl Keyspace {
         count(removed)
     }
 
-    /// The whole hash as one page, which Redis may answer too: it does so for small ones.
-    /// Reads from the end to the beginning; the cursor counts what is still to be read. What is
-    /// removed leaves its place to the last, which was read before; what is added comes last. So
-    /// whatever is there all the time is read at least once.
     fn hscan<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
-        let cursor = integer(args.get(1)).ok_or("ERR invalid cursor")?;
-        let count = match args.len() {
-            2 => 10,
-            4 if args.get(2).eq_ignore_ascii_case(b"COUNT") => {
-                integer(args.get(3)).ok_or(NOT_AN_INTEGER)?
-            }
-            _ => return Err(refused_option("HSCAN", args.get(2))),
-        };
-        let count = usize::try_from(count).ok().filter(|&count| count > 0).ok_or(SYNTAX)?;
         let hash = self.hash(args.get(0))?;
-        let len = hash.map_or(0, Hash::len);
-        let end = match usize::try_from(cursor) {
-            Ok(left) if left > 0 => left.min(len),
-            Ok(_) | Err(_) => len,
-        };
-        let start = end.saturating_sub(count);
+        let (start, end) = page(&args, "HSCAN", hash.map_or(0, Hash::len))?;
         let fields = hash.and_then(|hash| hash.get_range(start..end)).into_iter().flatten();
-        let page = fields.flat_map(|(name, value)| {
+        let fields = fields.flat_map(|(name, value)| {
             [Reply::Bulk(Cow::Borrowed(name)), Reply::Bulk(Cow::Borrowed(value))]
         });
-        let cursor = Reply::Bulk(Cow::Owned(start.to_string().into_bytes()));
-        Ok(Reply::Array(vec![cursor, Reply::Array(page.collect())]))
+        Ok(Reply::Array(vec![cursor(start), Reply::Array(fields.collect())]))
     }
 
     fn hlen<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
@@ -412,6 +415,14 @@ impl Keyspace {
         count(added)
     }
 
+    fn sscan<T: AsRef<[u8]>>(&self, args: Args<'_, T>) -> Result<Reply<'_>> {
+        let set = self.members(args.get(0))?;
+        let (start, end) = page(&args, "SSCAN", set.map_or(0, Set::len))?;
+        let members = set.and_then(|set| set.get_range(start..end)).into_iter().flatten();
+        let members = members.map(|member| Reply::Bulk(Cow::Borrowed(member)));
+        Ok(Reply::Array(vec![cursor(start), Reply::Array(members.collect())]))
+    }
+
     fn srem<T: AsRef<[u8]>>(&mut self, args: Args<'_, T>) -> Result<Reply<'_>> {
         let key = args.get(0);
         let Some(entry) = self.entries.get_mut(key) else {
@@ -420,7 +431,7 @@ impl Keyspace {
         let Content::Set(set) = &mut entry.content else {
             return Err(WRONG_TYPE);
         };
-        let removed = args.from(1).iter().filter(|member| set.remove(*member)).count();
+        let removed = args.from(1).iter().filter(|member| set.swap_remove(*member)).count();
         if set.is_empty() {
             self.remove(key);
         }
@@ -683,6 +694,31 @@ fn field<'a>(hash: Option<&'a Hash>, name: &[u8]) -> Reply<'a> {
     }
 }
 
+/// Which entries the next page of a scan has. It reads from the end to the beginning; the cursor
+/// counts what is still to be read. What is removed leaves its place to the last, which was read
+/// before; what is added comes last. So whatever is there all the time is read at least once.
+fn page<T: AsRef<[u8]>>(args: &Args<'_, T>, command: &str, len: usize) -> Result<(usize, usize)> {
+    let cursor = integer(args.get(1)).ok_or("ERR invalid cursor")?;
+    let count = match args.len() {
+        2 => 10,
+        4 if args.get(2).eq_ignore_ascii_case(b"COUNT") => {
+            integer(args.get(3)).ok_or(NOT_AN_INTEGER)?
+        }
+        _ => return Err(refused_option(command, args.get(2))),
+    };
+    let count = usize::try_from(count).ok().filter(|&count| count > 0).ok_or(SYNTAX)?;
+    let end = match usize::try_from(cursor) {
+        Ok(left) if left > 0 => left.min(len),
+        Ok(_) | Err(_) => len,
+    };
+    Ok((end.saturating_sub(count), end))
+}
+
+/// Where the next page ends, as a cursor: 0 when there is none.
+fn cursor<'a>(start: usize) -> Reply<'a> {
+    Reply::Bulk(Cow::Owned(start.to_string().into_bytes()))
+}
+
 fn count<'a>(n: usize) -> Result<Reply<'a>> {
     Ok(Reply::Int(i64::try_from(n).unwrap_or(i64::MAX)))
 }
@@ -823,7 +859,7 @@ mod tests {
                 keys.run(&["HSET", "h", &field.to_string(), "v"]).unwrap();
             }
             // Every third goes away in the middle of the scan, and others come.
-            let mut seen = HashSet::new();
+            let mut seen = std::collections::HashSet::new();
             let mut cursor = "0".to_owned();
             loop {
                 let reply = keys.run(&["HSCAN", "h", &cursor, "COUNT", "7"]).unwrap();

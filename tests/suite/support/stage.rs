@@ -20,6 +20,7 @@ use seckill::{
     engine::{
         Call, Engine, EngineError, Script, Value,
         batcher::Caller,
+        events::Hearing,
         keys,
         scripts::{Found, Held, Levels, RebuildStep, Record, Take, Taken},
     },
@@ -144,6 +145,10 @@ impl Engine for Gate {
 
     fn probe(&self) -> BoxFuture<'_, Result<(), EngineError>> {
         self.inner.probe()
+    }
+
+    fn hear(&self) -> Hearing {
+        self.inner.hear()
     }
 }
 

@@ -71,6 +71,8 @@ impl<'a> Ground<'a> {
         settings.http.addr = OptionalAddr(None);
         settings.database.url = SecretUrl::new(self.database.settings().url);
         settings.database.max_connections = 5;
+        // A test says what happens next, and by whose hand.
+        settings.reserve.believe_sold_out_ms = 0;
         if let Some(redis) = &self.redis {
             settings.engine.url = SecretUrl::new(redis.url());
         }
@@ -79,7 +81,11 @@ impl<'a> Ground<'a> {
 
     /// Another server's parts on the same ground.
     pub(crate) async fn world(&self) -> World {
-        let settings = self.settings();
+        self.world_with(self.settings()).await
+    }
+
+    /// The same, with other settings.
+    pub(crate) async fn world_with(&self, settings: Settings) -> World {
         let parts = Parts::open(&settings).await.unwrap();
         World { parts, settings }
     }
@@ -280,6 +286,7 @@ pub(crate) fn request(
         quantity,
         request_id: Some(RequestId::new(request_id).unwrap()),
         is_repeat: false,
+        address: None,
     }
 }
 
