@@ -24,7 +24,7 @@ use crate::{
 pub const MOST: usize = 1_000_000;
 
 /// How often and how many at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rate {
     /// Per second; 0: without limit.
     pub per_s: u32,
@@ -40,12 +40,6 @@ pub struct LimitOptions {
     pub address: Rate,
     /// Addresses that have no limit.
     pub unlimited: Networks,
-}
-
-impl Default for Rate {
-    fn default() -> Self {
-        Self { per_s: 0, burst: 0 }
-    }
 }
 
 /// What a limit is for, as the caller is told.

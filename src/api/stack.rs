@@ -47,9 +47,9 @@ pub fn layers(addresses: Addresses) -> (Mend, Addresses, Catch, Deadlines) {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.
-        Mend, // Before anything is spent on the call.
+        Mend,      // Before anything is spent on the call.
         addresses, // A panic must neither end a connection nor stay unseen.
-        Catch, // Innermost, so that what it answers is seen by the others too.
+        Catch,     // Innermost, so that what it answers is seen by the others too.
         Deadlines,
     )
 }

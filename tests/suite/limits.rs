@@ -169,25 +169,35 @@ async fn ask(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_of_this_server_says_whom_it_is_for_and_when_to_come_back() {
-    type Change = fn(&mut Settings);
-    let cases: [(&str, Change, [(&str, &str); 2]); 3] = [
-        (
-            "user",
-            |s| (s.limits.user_per_s, s.limits.user_burst) = (1, 2),
-            [("u1", "192.0.2.1"), ("u2", "192.0.2.1")],
-        ),
-        (
-            "address",
-            |s| (s.limits.address_per_s, s.limits.address_burst) = (1, 2),
-            [("u1", "192.0.2.1"), ("u1", "192.0.2.2")],
-        ),
-        (
-            "activity",
-            |s| (s.limits.activity_per_s, s.limits.activity_burst) = (1, 2),
-            [("u1", "192.0.2.1"), ("u1", "192.0.2.1")],
-        ),
+    struct Case {
+        scope: &'static str,
+        change: fn(&mut Settings),
+        /// Somebody whom the limit concerns, and who it does not, if anybody.
+        somebody: [&'static str; 2],
+        other: [&'static str; 2],
+    }
+    let somebody = ["u1", "192.0.2.1"];
+    let cases = [
+        Case {
+            scope: "user",
+            change: |s| (s.limits.user_per_s, s.limits.user_burst) = (1, 2),
+            somebody,
+            other: ["u2", "192.0.2.1"],
+        },
+        Case {
+            scope: "address",
+            change: |s| (s.limits.address_per_s, s.limits.address_burst) = (1, 2),
+            somebody,
+            other: ["u1", "192.0.2.2"],
+        },
+        Case {
+            scope: "activity",
+            change: |s| (s.limits.activity_per_s, s.limits.activity_burst) = (1, 2),
+            somebody,
+            other: ["u2", "192.0.2.2"],
+        },
     ];
-    for (scope, change, [(user, from), (other_user, elsewhere)]) in cases {
+    for Case { scope, change, somebody: [user, from], other: [other_user, elsewhere] } in cases {
         let (server, mut client) = serve(change).await;
         for request_id in ["r1", "r2"] {
             let outcome = ask(&mut client, user, from, request_id).await.unwrap();
