@@ -6,6 +6,8 @@
 #![allow(clippy::disallowed_methods, reason = "this is the module that reads the environment")]
 
 mod address;
+#[cfg(test)]
+mod any;
 mod components;
 mod load;
 mod render;

@@ -5,6 +5,8 @@
 //! violations never repeat what the caller sent, only its length or the place of the fault.
 
 mod answers;
+#[cfg(test)]
+mod any;
 mod check;
 #[cfg(test)]
 mod tests;

@@ -172,6 +172,9 @@ impl Fault {
             metadata.insert(PUSHBACK, wait.as_millis().to_string().parse().expect("digits"));
             let seconds = wait.as_millis().div_ceil(1_000);
             metadata.insert(RETRY_AFTER, seconds.to_string().parse().expect("digits"));
+        } else if matches!(self.code, Code::ResourceExhausted | Code::Unavailable) {
+            // Libraries repeat these codes; a repeat of this one is in vain (gRFC A6).
+            metadata.insert(PUSHBACK, "-1".parse().expect("digits"));
         }
         let mut status =
             Status::with_error_details_and_metadata(self.code, self.message, details, metadata);

@@ -60,8 +60,12 @@ pub fn masked(text: &str) -> String {
         let harmless = !text.contains(['@', '?', ':']);
         return if harmless { text.to_owned() } else { "(not a URL; not shown)".to_owned() };
     };
-    // `scheme:user:password@host` parses as a path without a host.
-    if url.cannot_be_a_base() && text.contains('@') {
+    // `scheme:user:password@host` and `scheme:/user:password@host` parse as paths without a host.
+    let misplaced = |part: &str| part.contains('@');
+    if (url.host().is_none() && misplaced(text))
+        || misplaced(url.path())
+        || url.fragment().is_some_and(misplaced)
+    {
         return format!("{}:***", url.scheme());
     }
     let secret_in_query = url.query_pairs().any(|(name, _)| is_secret(&name));
@@ -109,6 +113,9 @@ mod tests {
             ("mysql://host/db?ssl-key=hunter2", "mysql://host/db?ssl-key=***"),
             ("redis:app:hunter2@host", "redis:***"),
             ("app:hunter2@host", "app:***"),
+            ("postgres:/app:hunter2@host/db", "postgres:***"),
+            ("postgres:///app:hunter2@host/db", "postgres:***"),
+            ("postgres://host/app:hunter2@host/db", "postgres:***"),
             ("//app:hunter2@host", "(not a URL; not shown)"),
             ("postgres://app:hunter2@ho st/db", "(not a URL; not shown)"),
         ] {

@@ -199,7 +199,7 @@ mod tests {
         let word = |text: &str| Value::Bulk(text.as_bytes().to_vec());
         let written = eval(&engine, scripts::WARMUP, &["1", "5", "5", "4102444800000"]);
         assert_eq!(written, Ok(Value::Array(vec![word("written"), word("1")])));
-        let request = ["1", "1", "1000", "ann", "r1", "2", "o1"];
+        let request = ["1", "1", "1000", "0", "0", "ann", "r1", "2", "o1"];
         let taken = vec![
             word("ok"),
             word("1"),

@@ -1,11 +1,20 @@
 //! Clients in other languages, with stubs of their own, against the server as a process.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, process::Stdio, time::Duration};
 
+use prost::Message as _;
 use seckill::config::Settings;
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
 
-use crate::support::process::Serve;
+use crate::support::{
+    databases::{self, Fresh},
+    process::Serve,
+    world::{Ground, Sale},
+};
 
 /// The Python that has what scripts/requirements.txt names.
 #[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the server")]
@@ -38,4 +47,90 @@ async fn a_python_client_runs_a_sale() {
     assert!(output.status.success(), "{printed}\n{errors}");
     assert_eq!(printed, "the sale went well\n", "{errors}");
     process.stop().await;
+}
+
+/// The lines that a client prints, as they come.
+fn lines_of(client: &mut Child) -> Lines<BufReader<ChildStdout>> {
+    BufReader::new(client.stdout.take().expect("its output is piped")).lines()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_repeats_by_itself_wins_once_through_an_outage() {
+    const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let mut ground = Ground::redis(fresh).await;
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.parts.activities.move_by_clock().await.unwrap();
+        let mut process = Serve::over(&ground.settings()).start().await;
+        let redis = ground.redis.as_mut().unwrap();
+        redis.kill();
+        process.logged("refusing calls: the store is away").await;
+
+        let mut client = Command::new(python())
+            .arg(format!("{ROOT}/tests/clients/python/retries.py"))
+            .arg(process.addr.to_string())
+            .arg(format!("{ROOT}/proto"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = lines_of(&mut client);
+        let next = async |lines: &mut Lines<_>| {
+            let line = timeout(Duration::from_secs(30), lines.next_line()).await;
+            line.expect("it goes on").unwrap().unwrap_or_default()
+        };
+        assert_eq!(next(&mut lines).await, "asking");
+        // Its first attempts are refused.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        redis.start_again().await;
+        let first = next(&mut lines).await;
+        let words: Vec<&str> = first.split(' ').collect();
+        assert_eq!(words[0], "RESERVE_OUTCOME_RESERVED", "{first}");
+        let again = next(&mut lines).await;
+        assert_eq!(again, format!("RESERVE_OUTCOME_RESERVED True {}", words[2]));
+        assert!(client.wait().await.unwrap().success());
+        process.stop().await;
+        world.close_circuits().await;
+        world.healthy(&key).await;
+        world.assert_balanced(&key, 1).await;
+    })
+    .await;
+}
+
+#[test]
+fn the_service_config_names_methods_that_exist_and_never_hedges() {
+    let text = include_str!("../../proto/seckill/v1/seckill_grpc_service_config.json");
+    let config: serde_json::Value = serde_json::from_str(text).unwrap();
+    let files = prost_types::FileDescriptorSet::decode(seckill::api::FILE_DESCRIPTOR_SET).unwrap();
+    let mut methods = BTreeSet::new();
+    for file in &files.file {
+        for service in &file.service {
+            for method in &service.method {
+                methods.insert((
+                    format!("{}.{}", file.package(), service.name()),
+                    method.name().to_owned(),
+                ));
+            }
+        }
+    }
+    let mut named = BTreeSet::new();
+    for method_config in config["methodConfig"].as_array().unwrap() {
+        assert!(method_config.get("hedgingPolicy").is_none());
+        let policy = &method_config["retryPolicy"];
+        for code in policy["retryableStatusCodes"].as_array().unwrap() {
+            assert!(["UNAVAILABLE", "RESOURCE_EXHAUSTED"].contains(&code.as_str().unwrap()));
+        }
+        // gRPC takes no more than 5.
+        assert!(policy["maxAttempts"].as_u64().unwrap() <= 5);
+        for name in method_config["name"].as_array().unwrap() {
+            let text = |field: &str| name[field].as_str().unwrap().to_owned();
+            let method = (text("service"), text("method"));
+            assert!(methods.contains(&method), "{method:?}");
+            assert!(named.insert(method.clone()), "{method:?} has two policies");
+        }
+    }
+    let health = config["healthCheckConfig"]["serviceName"].as_str().unwrap();
+    assert!(methods.iter().any(|(service, _)| service == health));
 }

@@ -281,6 +281,8 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
         }
         10..45 => {
             let mut args = vec![epoch(random), max_orders(random), arg(random.u32(1_000..1_010))];
+            // No limit: its windows count from each engine's own now.
+            args.extend([arg(0), arg(0)]);
             for _ in 0..random.u32(1..6) {
                 args.push(buyer(random));
                 args.push(reservation_id(random));

@@ -26,8 +26,8 @@ async fn takes_whole_quantities_only(engine: &dyn Engine) {
     segment.warm_up(engine, 10).await;
     let before = stock(engine, &segment).await;
     for quantity in ["0", "-5", "1.5", "abc", "", "nan"] {
-        let args =
-            vec![arg(1), arg(1), arg(1_000), arg("buyer"), arg("id"), arg(quantity), arg("no")];
+        let mut args = vec![arg(1), arg(1), arg(1_000), arg(0), arg(0)];
+        args.extend([arg("buyer"), arg("id"), arg(quantity), arg("no")]);
         let refused = segment.eval(engine, scripts::RESERVE, args).await;
         assert!(matches!(refused, Err(EngineError::Script(_))), "{quantity:?}: {refused:?}");
         assert_eq!(stock(engine, &segment).await, before, "{quantity:?}");

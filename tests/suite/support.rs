@@ -100,7 +100,8 @@ impl Segment {
         buyer: &str,
     ) -> Result<Value, EngineError> {
         let id = format!("r-{buyer}");
-        let args = vec![arg(1), arg(1), arg(1_000), arg(buyer), arg(id), arg(1), arg("order-1")];
+        let mut args = vec![arg(1), arg(1), arg(1_000), arg(0), arg(0)];
+        args.extend([arg(buyer), arg(id), arg(1), arg("order-1")]);
         self.eval(engine, scripts::RESERVE, args).await
     }
 
