@@ -501,6 +501,9 @@ fn server_pool(url: &str, settings: &DatabaseSettings) -> ConnectOptions {
     options
 }
 
+/// What each session of PostgreSQL is told: the limits, and never to keep a plan. One that was made
+/// while the outbox was empty goes over the whole table, and would stay for the first minute of a
+/// sale that fills it.
 fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> PgConnectOptions {
     options.application_name("seckill").options([
         ("statement_timeout", settings.statement_timeout_ms.to_string()),
@@ -510,6 +513,7 @@ fn postgres_session(options: PgConnectOptions, settings: &DatabaseSettings) -> P
         ("tcp_keepalives_interval", "10".to_owned()),
         ("tcp_keepalives_count", "3".to_owned()),
         ("default_transaction_isolation", "read committed".to_owned()),
+        ("plan_cache_mode", "force_custom_plan".to_owned()),
     ])
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    domain::{OfferKey, TimeMs},
+    domain::{Clock, OfferKey, TimeMs},
     engine::batcher::Segment,
 };
 
@@ -25,6 +25,8 @@ pub struct Offer {
     pub max_quantity: u32,
     /// How long a reservation waits for Confirm; `None` when it does not expire.
     pub hold: Option<Duration>,
+    /// The database's.
+    pub clock: Clock,
     /// When the engine may forget the offer: end of the activity plus retention.
     pub keys_expire: TimeMs,
     /// Whether its activity is settled: the engine has nothing of it any more.
@@ -40,7 +42,7 @@ impl Offer {
     /// Whether the engine has dropped its keys, or may have, for good: it is settled, or the
     /// retention is over.
     pub fn is_forgotten(&self) -> bool {
-        self.settled || self.keys_expire <= TimeMs::now()
+        self.settled || self.keys_expire <= self.clock.now()
     }
 
     /// Whether the engine has it, or must have: otherwise SQL alone is asked.

@@ -217,7 +217,7 @@ impl StockFeed {
     async fn figures(&self, offer: &Arc<Offer>) -> Option<Figures> {
         if !offer.is_warm() {
             let stamp = Stamp { epoch: offer.segment.epoch(), revision: 0 };
-            let observe_time = TimeMs::now();
+            let observe_time = offer.clock.now();
             return Some(Figures {
                 total: offer.total,
                 remaining: offer.total,
@@ -239,7 +239,7 @@ impl StockFeed {
                     total: levels.total,
                     remaining: levels.stock,
                     stamp: levels.stamp,
-                    observe_time: TimeMs::now(),
+                    observe_time: offer.clock.now(),
                 })
             }
             Ok(Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => {

@@ -343,9 +343,10 @@ impl Catalog {
         let max_orders = u32::try_from(row.max_orders_per_user).unwrap_or(1);
         let epoch = u64::try_from(row.epoch).unwrap_or(1);
         let hold = u64::try_from(row.hold_s).ok().filter(|&hold_s| hold_s > 0);
+        let clock = self.database.shared_clock();
         let segment = segment.unwrap_or_else(|| {
             let keys = keys::segment(&key, 0);
-            let clock = self.database.shared_clock();
+            let clock = clock.clone();
             let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders)
                 .limited(self.segments.attempts);
             let (options, tasks) = (self.segments, self.tasks.clone());
@@ -361,6 +362,7 @@ impl Catalog {
             max_orders,
             max_quantity: u32::try_from(row.max_quantity_per_order).unwrap_or(1),
             hold: hold.map(Duration::from_secs),
+            clock,
             keys_expire,
             settled,
             warm: AtomicBool::new(row.warm_time.is_some()),

@@ -954,3 +954,26 @@ async fn a_silent_server_is_not_waited_for_without_end() {
     let error = Database::open(&settings).await.unwrap_err();
     assert!(error.to_string().contains("did not answer in time"), "{error}");
 }
+
+#[tokio::test]
+async fn postgres_keeps_no_plan_that_was_made_for_an_empty_table() {
+    crate::support::databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        let db = fresh.again().await;
+        for _ in 0..20 {
+            write(&db, async |tx| {
+                outbox::Entity::find().filter(outbox::Column::ReservationId.eq("r")).all(tx).await
+            })
+            .await
+            .unwrap();
+        }
+        // After a handful of executions it would keep one.
+        let kept = "SELECT COALESCE(SUM(generic_plans), 0)::BIGINT FROM pg_prepared_statements";
+        let made = "SELECT COALESCE(SUM(custom_plans), 0)::BIGINT FROM pg_prepared_statements";
+        let (kept, made) =
+            write(&db, async |tx| Ok((ask(tx, kept).await, ask(tx, made).await))).await.unwrap();
+        assert_eq!(kept, "0");
+        assert_ne!(made, "0");
+        db.close().await.unwrap();
+    })
+    .await;
+}

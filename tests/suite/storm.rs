@@ -56,6 +56,8 @@ struct Storm {
 async fn serve(ground: &Ground<'_>, total: u64) -> (Server, OfferKey) {
     let mut settings = ground.settings();
     settings.sweeper.interval_ms = 100;
+    // Whoever waits is answered, however slow this machine is.
+    settings.reserve.max_wait_ms = 60_000;
     settings.outbox.poll_interval_ms = 50;
     let server = Server::start(&settings).await.unwrap();
     let world = World { parts: server.parts.clone(), settings };

@@ -29,7 +29,11 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         scenario("embedded engine held past its lease", &[Sql::Sqlite], two(), |a| {
             take_over(a).boxed_local()
         }),
-        scenario("clocks apart by 5 s", on, holds, |a| clocks_apart(a).boxed_local()),
+        scenario("clocks apart by 5 s", on, holds.clone(), |a| {
+            clocks_apart(a, "+5s").boxed_local()
+        }),
+        // Longer than the window and the retention of the sale.
+        scenario("clocks apart by 3 h", on, holds, |a| clocks_apart(a, "+3h").boxed_local()),
     ]
 }
 
@@ -94,11 +98,11 @@ async fn take_over(arena: &mut Arena) -> Struck {
 }
 
 /// The second server's clock is ahead, and holds run by the database's.
-async fn clocks_apart(arena: &mut Arena) -> Struck {
+async fn clocks_apart(arena: &mut Arena, ahead: &str) -> Struck {
     let serve = arena.servers[1].serve.clone();
     arena.servers[1].serve = serve
         .with_variable("LD_PRELOAD", faketime())
-        .with_variable("FAKETIME", "+5s")
+        .with_variable("FAKETIME", ahead)
         .with_variable("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     arena.serve_all().await;
     arena.warm_load().await;
