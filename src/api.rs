@@ -6,7 +6,7 @@
 //! - [`address`]: where a call comes from.
 //! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
 //!   statuses that tonic makes by itself.
-//! - [`seckill`] and [`admin`]: the handlers.
+//! - [`seckill`] and [`admin`]: the handlers; `reserve_stream` is one of them.
 //! - [`convert`]: all validation, with every limit that the proto files name.
 //! - [`status`]: the one place where an [`Error`] becomes a status.
 //!
@@ -17,6 +17,7 @@ pub mod address;
 pub mod admin;
 pub mod codec;
 pub mod convert;
+mod reserve_stream;
 pub mod seckill;
 pub mod stack;
 pub mod status;
@@ -48,7 +49,7 @@ use crate::{
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/seckill.v1.bin"));
 
 /// What the handlers of both services work with.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Services {
     pub reservations: Arc<Reservations>,
     pub activities: Arc<Activities>,

@@ -5,7 +5,9 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use futures_util::{Stream, StreamExt as _, stream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
-use super::{Services, address::CallerAddress, admin::actor, convert, pb, stack::Deadline};
+use super::{
+    Services, address::CallerAddress, admin::actor, convert, pb, reserve_stream, stack::Deadline,
+};
 use crate::{admission::Admit, domain::StockUpdate, engine::batcher::Caller, error::Error};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -57,9 +59,13 @@ impl pb::seckill_server::Seckill for Services {
 
     async fn reserve_stream(
         &self,
-        _: Request<Streaming<pb::ReserveStreamRequest>>,
+        request: Request<Streaming<pb::ReserveStreamRequest>>,
     ) -> Result<Response<Self::ReserveStreamStream>, Status> {
-        Err(Error::Unimplemented("ReserveStream").into())
+        let address = request.extensions().get().map(|address: &CallerAddress| address.0);
+        let services = Arc::new(self.clone());
+        let answers =
+            reserve_stream::answer(services, request.into_inner(), address, self.end_of_stream());
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn release(
@@ -103,15 +109,21 @@ impl pb::seckill_server::Seckill for Services {
         let feed = self.feed.clone();
         let work = async move { Ok(feed.watch(request).await?.boxed()) };
         let updates = self.run(work).await?;
+        Ok(Response::new(Box::pin(until(updates, self.end_of_stream()))))
+    }
+}
+
+impl Services {
+    /// When a stream that begins now has to end: the server stops, or it has lived long enough.
+    fn end_of_stream(&self) -> impl Future<Output = ()> + Send + use<> {
         let shutdown = self.shutdown.clone();
         let age = jittered(self.max_stream_age);
-        let end = async move {
+        async move {
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = tokio::time::sleep(age) => {}
             }
-        };
-        Ok(Response::new(Box::pin(until(updates, end))))
+        }
     }
 }
 

@@ -125,6 +125,11 @@ fn mend(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
+/// A status that tonic made of what the caller of a stream sent, as the contract calls it.
+pub(super) fn mended_status(status: &Status) -> Status {
+    mended(status.code(), status.message()).map_or_else(|| status.clone(), Fault::into_status)
+}
+
 /// What the contract calls a status that tonic made before any handler ran.
 fn mended(code: Code, message: &str) -> Option<Fault> {
     match code {

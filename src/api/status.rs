@@ -9,7 +9,7 @@ use std::{collections::HashMap, error, fmt, sync::Arc, time::Duration};
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-use super::pb::ErrorReason;
+use super::pb::{self, ErrorReason};
 use crate::error::{Error, Violation};
 
 /// The domain of every `ErrorInfo`.
@@ -25,6 +25,23 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 const RETRY_AFTER: &str = "retry-after";
 
 impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        Fault::from(error).into_status()
+    }
+}
+
+/// What the status of a unary call would have said, for one request of a stream.
+pub(super) fn stream_error(error: Error) -> pb::StreamError {
+    let Fault { code, reason, message, retry_after, .. } = Fault::from(error);
+    pb::StreamError {
+        code: code.into(),
+        message,
+        reason: reason_name(reason).to_owned(),
+        retry_after: retry_after.and_then(|wait| wait.try_into().ok()),
+    }
+}
+
+impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let retry_after = error.retry_after();
         let message = error.to_string();
@@ -92,7 +109,7 @@ impl From<Error> for Status {
             }
             Error::Internal(cause) => internal(&*cause),
         };
-        Fault { retry_after, ..fault }.into_status()
+        Fault { retry_after, ..fault }
     }
 }
 

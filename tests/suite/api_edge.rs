@@ -298,7 +298,7 @@ async fn unknown_methods_services_and_encodings_are_unimplemented() {
 #[tokio::test]
 async fn methods_of_later_versions_are_unimplemented_whatever_they_carry() {
     let edge = Edge::start().await;
-    let methods = ["Seckill/ReserveStream", "SeckillAdmin/AdjustStock"];
+    let methods = ["SeckillAdmin/AdjustStock"];
     for method in methods {
         let answer = edge.raw(&format!("/seckill.v1.{method}"), &[], &framed(b"")).await;
         answer.expect(Code::Unimplemented, "UNIMPLEMENTED");

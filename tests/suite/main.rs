@@ -35,6 +35,7 @@ mod outage;
 mod pipeline;
 mod rebuilds;
 mod reconcile;
+mod reserve_stream;
 mod sale;
 mod settle;
 mod sold_out;
