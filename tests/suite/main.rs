@@ -22,6 +22,7 @@ mod engine_differential;
 mod engine_redis;
 mod faults;
 mod flows;
+mod full_disk;
 mod histories;
 mod holds;
 mod http;
