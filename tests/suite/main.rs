@@ -18,6 +18,7 @@ mod database;
 mod dead_letters;
 mod demo;
 mod demo_real;
+mod descriptors;
 mod engine_differential;
 mod engine_redis;
 mod faults;
