@@ -44,3 +44,4 @@ mod tidy;
 mod traces;
 mod watch;
 mod watched;
+mod watchers;
