@@ -27,7 +27,7 @@ use sea_orm::{
         self, ConnectOptions as _, Connection as _, Executor as _,
         mysql::MySqlConnectOptions,
         postgres::PgConnectOptions,
-        sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+        sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous},
     },
 };
 use serde::{Deserialize, Serialize, Serializer};
@@ -470,7 +470,20 @@ fn file_pool(path: &std::path::Path, settings: &DatabaseSettings, reads: bool) -
     }
     let sqlite = sqlite_options(path, settings).pragma("query_only", query_only);
     options.map_sqlx_sqlite_opts(move |_| sqlite.clone().disable_statement_logging());
+    options.map_sqlx_sqlite_pool_opts(|pool| pool.after_release(|c, _| Box::pin(is_at_rest(c))));
     options
+}
+
+/// Whether a connection that comes back has no transaction; one that has is closed.
+///
+/// On a full disk, or when the file can't be written, SQLite itself rolls back, and then refuses
+/// ROLLBACK; sqlx 0.9.0 counts that transaction as open ever after. What is begun next would be a
+/// savepoint, and once one of those is rolled back the connection never leaves its transaction:
+/// each COMMIT succeeds, and nothing is kept.
+async fn is_at_rest(connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+    // Behind the rollback of a transaction that was dropped, which is done in the background.
+    connection.ping().await?;
+    Ok(!connection.is_in_transaction())
 }
 
 fn sqlite_options(path: &std::path::Path, settings: &DatabaseSettings) -> SqliteConnectOptions {

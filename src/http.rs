@@ -28,6 +28,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    accept::Port,
     circuit::Circuit,
     metrics::{self, Shown},
     recovery::Recovery,
@@ -43,8 +44,6 @@ const HEAD_LIMIT: Duration = Duration::from_secs(5);
 const MAX_AGE: Duration = Duration::from_secs(300);
 /// How long an answer that is under way may take at the end of a connection.
 const LAST_ANSWER: Duration = Duration::from_millis(500);
-/// How long to wait after a failed accept, such as without a free descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Version 0.0.4 of the text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -62,28 +61,18 @@ pub async fn serve(listener: TcpListener, view: View, stop: CancellationToken) {
     let service = TowerToHyperService::new(router(view));
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let connections = TaskTracker::new();
-    while let Some((socket, place)) = stop.run_until_cancelled(accept(&listener, &places)).await {
+    let mut port = Port::new(listener, "HTTP");
+    while let Some((socket, place)) = stop.run_until_cancelled(accept(&mut port, &places)).await {
         connections.spawn(converse(socket, service.clone(), stop.clone(), place));
     }
-    drop(listener);
+    drop(port);
     connections.close();
     connections.wait().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (TcpStream, OwnedSemaphorePermit) {
+async fn accept(port: &mut Port, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
     let place = places.clone().acquire_owned().await.expect("nobody closes it");
-    loop {
-        match listener.accept().await {
-            Ok((socket, _)) => return (socket, place),
-            Err(error) => {
-                tracing::warn!(%error, "a connection to the HTTP port was not accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    (port.accept().await, place)
 }
 
 async fn converse(

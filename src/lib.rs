@@ -117,6 +117,7 @@ pub mod failpoints;
 pub mod metrics;
 pub mod telemetry;
 
+mod accept;
 pub mod http;
 
 // What starts and stops it.

@@ -24,6 +24,9 @@ pub fn init(settings: &LogSettings) -> Result<(), String> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        // A line that can't be written, on a full disk or to a pipe that nobody reads, is lost. To
+        // complain on stderr in turn would be a panic in whatever wrote it.
+        .log_internal_errors(false)
         .with_span_events(FmtSpan::NONE)
         .with_ansi(!json && io::stderr().is_terminal() && !config::no_color());
     // It fails only when there is a log already.

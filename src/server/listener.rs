@@ -20,12 +20,10 @@ use tokio::{
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use crate::{config::GrpcSettings, domain::Networks};
+use crate::{accept::Port, config::GrpcSettings, domain::Networks};
 
 /// The length of the HTTP/2 connection preface.
 const PREFACE: usize = 24;
-/// How long to wait after a failed accept, such as without a free descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One accepted connection.
 #[derive(Debug)]
@@ -45,24 +43,21 @@ pub(super) fn incoming(
     let places = Arc::new(Semaphore::new(settings.max_connections));
     let first_byte_timeout = Duration::from_millis(settings.first_byte_timeout_ms);
     let denied = Arc::new(denied);
-    stream::unfold((listener, places, denied), move |(listener, places, denied)| async move {
+    let port = Port::new(listener, "gRPC");
+    stream::unfold((port, places, denied), move |(mut port, places, denied)| async move {
         let place = places.clone().acquire_owned().await.ok()?;
         let socket = loop {
-            match listener.accept().await {
-                // Without a word: it is not worth one.
-                Ok((_, peer)) if denied.contain(peer.ip()) => {}
-                Ok((socket, _)) => break socket,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+            let socket = port.accept().await;
+            // A denied peer is not worth a word.
+            if !socket.peer_addr().is_ok_and(|peer| denied.contain(peer.ip())) {
+                break socket;
             }
         };
         // Small answers must not wait for each other; a socket that refuses this is closing.
         let _ = socket.set_nodelay(true);
         let limit = Box::pin(tokio::time::sleep(first_byte_timeout));
         let connection = Connection { socket, preface: Some((PREFACE, limit)), _place: place };
-        Some((Ok(connection), (listener, places, denied)))
+        Some((Ok(connection), (port, places, denied)))
     })
 }
 

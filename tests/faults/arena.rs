@@ -22,6 +22,7 @@ use crate::{
         databases::Fresh,
         process::{Process, Serve},
         redis_server::RedisServer,
+        small_disk::SmallDisk,
         wire::Wire,
         within,
         world::{Sale, World},
@@ -51,6 +52,8 @@ pub(crate) struct Setup {
     pub(crate) redis: &'static [&'static str],
     /// The sale is warm before the servers start.
     pub(crate) is_warm: bool,
+    /// The database server is one for this scenario alone, on a disk of so many MiB.
+    pub(crate) disk_mib: Option<usize>,
     pub(crate) seed: u64,
 }
 
@@ -64,6 +67,7 @@ impl Setup {
             mix: Mix::USUAL,
             redis: &["--appendonly", "yes", "--appendfsync", "always"],
             is_warm: true,
+            disk_mib: None,
             seed,
         }
     }
@@ -107,6 +111,13 @@ impl Arena {
         setup: Setup,
         is_quick: bool,
     ) -> Self {
+        let server = match setup.disk_mib {
+            None => server,
+            Some(mib) => {
+                let disk = SmallDisk::mount(mib).expect("it may mount, or is not asked to");
+                Some(Arc::new(Mutex::new(SqlServer::start_on(sql, Some(disk)).await)))
+            }
+        };
         let (fresh, sql_wire) = match &server {
             None => (Fresh::sqlite().await, None),
             Some(server) => {

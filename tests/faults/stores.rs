@@ -11,7 +11,7 @@ use std::{
 use sea_orm::{ConnectOptions, ConnectionTrait, DatabaseConnection, DbErr};
 use tempfile::TempDir;
 
-use crate::support::{redis_server::RedisServer, within};
+use crate::support::{redis_server::RedisServer, small_disk::SmallDisk, within};
 
 /// How long a server may take to start, on a machine that is busy with others.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -43,6 +43,8 @@ pub(crate) struct SqlServer {
     pub(crate) sql: Sql,
     port: u16,
     folder: TempDir,
+    /// What the folder is on, if not on that of all others.
+    pub(crate) disk: Option<SmallDisk>,
     /// Who it runs as; neither of the two runs as root.
     user: Option<String>,
     programs: Programs,
@@ -59,6 +61,11 @@ struct Programs {
 impl SqlServer {
     /// Makes an empty one and starts it.
     pub(crate) async fn start(sql: Sql) -> Self {
+        Self::start_on(sql, None).await
+    }
+
+    /// With its data on this disk.
+    pub(crate) async fn start_on(sql: Sql, disk: Option<SmallDisk>) -> Self {
         let programs = match sql {
             Sql::Postgres => {
                 let bin = located("find_postgres");
@@ -71,9 +78,12 @@ impl SqlServer {
             Sql::Sqlite => panic!("SQLite is no server"),
         };
         let port = RedisServer::free_port();
-        let folder = tempfile::tempdir().unwrap();
+        let folder = match &disk {
+            None => tempfile::tempdir().unwrap(),
+            Some(disk) => TempDir::new_in(disk.path()).unwrap(),
+        };
         let user = owner(sql, folder.path());
-        let mut server = Self { sql, port, folder, user, programs, child: None };
+        let mut server = Self { sql, port, folder, disk, user, programs, child: None };
         server.prepare().await;
         server.run().await;
         server

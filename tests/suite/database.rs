@@ -983,3 +983,47 @@ async fn postgres_keeps_no_plan_that_was_made_for_an_empty_table() {
     })
     .await;
 }
+
+/// Runs one statement in a transaction that ends as it should.
+async fn in_transaction(db: &Database, sql: &str) -> Result<(), DbErr> {
+    let transaction = db.begin().await?;
+    match transaction.execute_unprepared(sql).await {
+        Ok(_) => transaction.commit().await,
+        Err(error) => {
+            let _ = transaction.rollback().await;
+            Err(error)
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_committed_after_a_full_disk_is_kept() {
+    let db = Fresh::sqlite().await;
+    in_transaction(&db, "CREATE TABLE trial (name TEXT, filler BLOB)").await.unwrap();
+    let other = db.again().await;
+    let kept = async |name: &str| {
+        let sql = format!("SELECT name FROM trial WHERE name = '{name}'");
+        let statement = Statement::from_string(sea_orm::DbBackend::Sqlite, sql);
+        other.reader().query_one_raw(statement).await.unwrap().is_some()
+    };
+    for turn in 0..3 {
+        // Of the one connection that writes: no page more than there are.
+        db.writer().execute_unprepared("PRAGMA max_page_count = 1").await.unwrap();
+        let fill = "INSERT INTO trial VALUES ('filler', zeroblob(10000000))";
+        let full = in_transaction(&db, fill).await.unwrap_err();
+        assert!(full.to_string().contains("database or disk is full"), "{full}");
+        assert_eq!(classify(&full), SqlFault::Unknown);
+        assert!(!kept("filler").await);
+
+        // Transactions that are rolled back, or given up, leave nothing behind either.
+        db.begin().await.unwrap().rollback().await.unwrap();
+        drop(db.begin().await.unwrap());
+        let name = format!("small-{turn}");
+        in_transaction(&db, &format!("INSERT INTO trial (name) VALUES ('{name}')")).await.unwrap();
+        assert!(kept(&name).await, "{name} was committed, and nobody else sees it");
+        // Nobody holds the lock that there is one of.
+        in_transaction(&other, "UPDATE trial SET filler = NULL").await.unwrap();
+    }
+    other.close().await.unwrap();
+    db.remove().await;
+}

@@ -15,6 +15,7 @@ pub(crate) mod history;
 pub(crate) mod process;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
+pub(crate) mod small_disk;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
 pub(crate) mod watched;

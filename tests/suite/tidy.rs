@@ -77,7 +77,8 @@ const LAYERS: &[(&str, &[&str])] = &[
             "outbox",
         ],
     ),
-    ("http", &["circuit", "metrics", "recovery"]),
+    ("accept", &[]),
+    ("http", &["accept", "circuit", "metrics", "recovery"]),
 ];
 
 fn sources() -> Vec<(String, String)> {

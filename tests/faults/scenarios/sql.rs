@@ -10,17 +10,20 @@ use super::{Scenario, Struck, scenario};
 use crate::{
     arena::{Arena, Setup},
     stores::Sql,
-    support::{databases, wire::AtCommit, within},
+    support::{databases, small_disk::SmallDisk, wire::AtCommit, within},
 };
 
 /// How long a database is away.
 const AWAY: Duration = Duration::from_secs(4);
+/// Of a disk that both databases fit on when they are empty.
+const DISK_MIB: usize = 320;
 /// By then every circuit is open.
 const NOTICED: Duration = Duration::from_millis(3_200);
 
 pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
     let on = &Sql::SERVERS;
-    vec![
+    let small = Setup { disk_mib: Some(DISK_MIB), ..usual() };
+    let mut all = vec![
         scenario("sql restarted", on, usual(), |a| restart(a, false).boxed_local()),
         scenario("sql kill -9", on, usual(), |a| restart(a, true).boxed_local()),
         scenario("sql away for 4 s", on, usual(), |a| away(a).boxed_local()),
@@ -41,7 +44,13 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
             cut_at_commit(a, AtCommit::SwallowReply).boxed_local()
         }),
         scenario("sql read-only", on, usual(), |a| read_only(a).boxed_local()),
-    ]
+    ];
+    // A small disk is a mount.
+    match SmallDisk::mount(1) {
+        Some(_) => all.push(scenario("sql disk full", on, small, |a| fill_disk(a).boxed_local())),
+        None => crate::progress("this user may mount nothing: `sql disk full` is left out"),
+    }
+    all
 }
 
 async fn restart(arena: &mut Arena, at_once: bool) -> Struck {
@@ -168,7 +177,23 @@ async fn cut_at_commit(arena: &mut Arena, kind: AtCommit) -> Struck {
     Struck::at(Instant::now(), arena.in_limbo().await)
 }
 
-/// As after a failover to a standby, or on a full disk: it answers, and takes nothing.
+/// What fits where there was room before is still written; the first that needs more fails.
+async fn fill_disk(arena: &mut Arena) -> Struck {
+    arena.serve_all().await;
+    arena.warm_load().await;
+    arena.sql_server().await.disk.as_ref().expect("it is on a small one").fill();
+    within(Duration::from_secs(60), "something does not fit", async || {
+        let failure = arena.crowd.last_failure()?;
+        (failure.reason == "DATABASE_UNAVAILABLE").then_some(())
+    })
+    .await;
+    sleep(AWAY).await;
+    let in_limbo = arena.in_limbo().await;
+    arena.sql_server().await.disk.as_ref().expect("it is on a small one").make_room();
+    Struck::at(Instant::now(), in_limbo)
+}
+
+/// As after a failover to a standby: it answers, and takes nothing.
 async fn read_only(arena: &mut Arena) -> Struck {
     arena.serve_all().await;
     arena.warm_load().await;

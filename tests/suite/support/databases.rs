@@ -3,7 +3,7 @@
 //! SQLite is a file in a folder of its own. PostgreSQL and MariaDB come from the environment,
 //! and a test that does not find them fails: one that is skipped proves nothing.
 
-use std::{ops::Deref, panic::AssertUnwindSafe};
+use std::{ops::Deref, panic::AssertUnwindSafe, path::Path};
 
 use futures_util::FutureExt;
 use sea_orm::{ConnectionTrait, DatabaseConnection};
@@ -32,7 +32,12 @@ impl Deref for Fresh {
 
 impl Fresh {
     pub(crate) async fn sqlite() -> Self {
-        let folder = TempDir::new().unwrap();
+        Self::sqlite_in(&std::env::temp_dir()).await
+    }
+
+    /// In a new folder in this one.
+    pub(crate) async fn sqlite_in(folder: &Path) -> Self {
+        let folder = TempDir::new_in(folder).unwrap();
         let url = format!("sqlite://{}", folder.path().join("seckill.db").display());
         Self::open(&url, Home::Folder(folder)).await
     }

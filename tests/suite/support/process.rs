@@ -19,6 +19,8 @@ use super::{eventually, within};
 #[derive(Debug, Clone)]
 pub(crate) struct Serve {
     variables: Vec<(String, String)>,
+    /// What a shell does first, such as lower a limit.
+    prelude: String,
 }
 
 /// A running server; killed when it goes out of scope.
@@ -33,7 +35,7 @@ pub(crate) struct Process {
 impl Serve {
     /// On a free port over the stores of these settings, and quick to settle what is left behind.
     pub(crate) fn over(settings: &Settings) -> Self {
-        Self { variables: Vec::new() }
+        Self { variables: Vec::new(), prelude: String::new() }
             .with("GRPC__ADDR", "127.0.0.1:0")
             .with("HTTP__ADDR", "")
             .with("ENGINE__URL", settings.engine.url.expose())
@@ -60,6 +62,12 @@ impl Serve {
         self
     }
 
+    /// A shell does this first and then becomes the server, as in `ulimit -n 100`.
+    pub(crate) fn after(mut self, command: &str) -> Self {
+        self.prelude = format!("{command} && ");
+        self
+    }
+
     /// Starts the process and waits until it serves.
     pub(crate) async fn start(&self) -> Process {
         let mut process = self.spawn();
@@ -71,8 +79,9 @@ impl Serve {
     pub(crate) fn spawn(&self) -> Process {
         let folder = tempfile::tempdir().unwrap();
         let printed = |name: &str| File::create(folder.path().join(name)).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_seckill"))
-            .arg("serve")
+        let child = Command::new("/bin/sh")
+            .args(["-c", &format!("{}exec \"$0\" serve", self.prelude)])
+            .arg(env!("CARGO_BIN_EXE_seckill"))
             .current_dir(folder.path())
             .env_clear()
             .envs(self.variables.iter().cloned())
@@ -118,6 +127,31 @@ impl Process {
     fn printed(&self, name: &str) -> String {
         let path: PathBuf = self.folder.path().join(name);
         String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the kernel says of it in `/proc/PID/NAME`.
+    pub(crate) fn proc(&self, name: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{name}", self.child.id())).unwrap()
+    }
+
+    /// How long it has used a processor so far.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        // Behind the name, which may hold anything; in hundredths of a second on every Linux.
+        let stat = self.proc("stat");
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(10 * ticks)
+    }
+
+    /// The memory that it has in use, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = self.proc("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        1_024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
     }
 
     /// A connection of its own.
