@@ -79,6 +79,8 @@ struct Moved;
 
 enum Stop {
     Moved,
+    /// A record that no server of ours writes.
+    Unreadable(String),
     Error(Error),
 }
 
@@ -105,6 +107,10 @@ impl Reconciler {
         match self.try_compare(offer, compared).await {
             Ok(()) => Ok(true),
             Err(Stop::Moved) => Ok(false),
+            Err(Stop::Unreadable(text)) => {
+                compared.differences.push(unreadable(offer, text));
+                Ok(true)
+            }
             Err(Stop::Error(error)) => Err(error),
         }
     }
@@ -161,16 +167,18 @@ impl Reconciler {
             Err(error) => return Err(self.engine_failed(error)),
             Ok(Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => return Ok(None),
         };
-        Ok(Some(Difference {
-            kind: DifferenceKind::NegativeStock,
-            sku_id: offer.key.sku_id.to_string(),
-            reservation_ids: Vec::new(),
-            reservation_count: 0,
-            expected: 0,
-            actual: 0,
-            detail,
-            repaired: false,
-        }))
+        Ok(Some(unreadable(offer, detail)))
+    }
+
+    fn stopped(&self, error: EngineError) -> Stop {
+        match error {
+            EngineError::Script(text) => {
+                Stop::Unreadable(format!("the reservations can't be read: {text}"))
+            }
+            error @ (EngineError::Full(_) | EngineError::NotRun(_) | EngineError::Unknown(_)) => {
+                Stop::Error(self.engine_failed(error))
+            }
+        }
     }
 
     /// Every reservation of the engine has its row.
@@ -179,7 +187,7 @@ impl Reconciler {
         loop {
             self.goes_on()?;
             let page = offer.segment.scripts.holdings_page(&cursor).await;
-            let page = page.map_err(|error| self.engine_failed(error))?;
+            let page = page.map_err(|error| self.stopped(error))?;
             let (_, next, held) = in_epoch(page, epoch, |(stamp, ..)| *stamp)?;
             for some in held.chunks(PAGE) {
                 self.check_held(offer, epoch, some, found).await?;
@@ -310,7 +318,7 @@ impl Reconciler {
         slots: impl ExactSizeIterator<Item = (&BuyerId, u32)>,
     ) -> Result<Vec<Option<Seen>>, Stop> {
         let answer = offer.segment.scripts.lookup(slots).await;
-        let answer = answer.map_err(|error| self.engine_failed(error))?;
+        let answer = answer.map_err(|error| self.stopped(error))?;
         Ok(in_epoch(answer, epoch, |(stamp, _)| *stamp).map(|(_, seen)| seen)?)
     }
 }
@@ -324,6 +332,20 @@ fn in_epoch<T>(
     match answer {
         Ok(found) if stamp(&found).epoch == epoch => Ok(found),
         Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => Err(Moved),
+    }
+}
+
+/// What the engine holds is no figure, or no record.
+fn unreadable(offer: &Offer, detail: String) -> Difference {
+    Difference {
+        kind: DifferenceKind::NegativeStock,
+        sku_id: offer.key.sku_id.to_string(),
+        reservation_ids: Vec::new(),
+        reservation_count: 0,
+        expected: 0,
+        actual: 0,
+        detail,
+        repaired: false,
     }
 }
 

@@ -25,6 +25,7 @@ mod engine_redis;
 mod faults;
 mod flows;
 mod full_disk;
+mod garbled;
 mod histories;
 mod holds;
 mod http;

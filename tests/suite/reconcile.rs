@@ -182,6 +182,13 @@ on_every_ground! {
         }
     }
 
+    async fn a_record_that_nobody_can_read_is_found(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = a_sale(&world).await;
+        vandalise(&world, &key, &["HSET", "@reservations", "u2", "no record"]).await;
+        assert_found_and_mended(&world, &key, &[DifferenceKind::NegativeStock], &[]).await;
+    }
+
     async fn stock_that_is_no_figure_is_found(ground: &Ground<'_>) {
         let world = ground.world().await;
         let key = a_sale(&world).await;

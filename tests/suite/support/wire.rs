@@ -1,4 +1,4 @@
-//! A wire to a store that a scenario cuts, holds, slows down, or cuts at a COMMIT.
+//! A wire to a store that a scenario cuts, holds, slows down, garbles, or cuts at a COMMIT.
 
 use std::{
     net::SocketAddr,
@@ -44,6 +44,23 @@ pub(crate) enum AtCommit {
     SwallowReply,
 }
 
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToStore,
+    FromStore,
+}
+
+/// Bytes that change on their way.
+#[derive(Debug, Default)]
+struct Noise {
+    rng: fastrand::Rng,
+    /// On average one byte of so many, each way; `None` for no more than those in `next`.
+    one_in: Option<u64>,
+    /// How many bytes still pass unharmed before the next one that changes, to the store and back.
+    next: [Option<u64>; 2],
+}
+
 /// Passes bytes on to a store; its address stays the same.
 #[derive(Debug)]
 pub(crate) struct Wire {
@@ -62,6 +79,8 @@ struct State {
     trap: AtomicI64,
     trap_kind: Mutex<AtCommit>,
     trapped: AtomicU64,
+    noise: Mutex<Noise>,
+    garbled: AtomicU64,
 }
 
 impl Wire {
@@ -75,6 +94,8 @@ impl Wire {
             trap: AtomicI64::new(i64::MAX),
             trap_kind: Mutex::new(AtCommit::LoseRequest),
             trapped: AtomicU64::new(0),
+            noise: Mutex::default(),
+            garbled: AtomicU64::new(0),
         });
         let mut connections = JoinSet::new();
         connections.spawn(accept(listener, state.clone()));
@@ -99,8 +120,29 @@ impl Wire {
         self.state.mode.send_replace(Mode::Slow(delay));
     }
 
-    /// Whoever connects from now on reaches the store.
+    /// From now on one byte of so many changes, on average, both ways.
+    pub(crate) fn garble(&self, one_in: u64, seed: u64) {
+        let mut noise = self.state.noise.lock().unwrap();
+        *noise =
+            Noise { rng: fastrand::Rng::with_seed(seed), one_in: Some(one_in), next: [None; 2] };
+        noise.next = [Way::ToStore, Way::FromStore].map(|_| noise.pause());
+    }
+
+    /// One byte changes, when so many more went this way.
+    pub(crate) fn garble_once(&self, way: Way, after: u64, seed: u64) {
+        let mut noise = self.state.noise.lock().unwrap();
+        *noise = Noise { rng: fastrand::Rng::with_seed(seed), ..Noise::default() };
+        noise.next[way as usize] = Some(after);
+    }
+
+    /// How many bytes were changed.
+    pub(crate) fn garbled(&self) -> u64 {
+        self.state.garbled.load(Ordering::SeqCst)
+    }
+
+    /// Whoever connects from now on reaches the store, and no byte changes any more.
     pub(crate) fn mend(&self) {
+        *self.state.noise.lock().unwrap() = Noise::default();
         self.state.mode.send_replace(Mode::Pass);
     }
 
@@ -138,6 +180,29 @@ impl State {
     }
 }
 
+impl Noise {
+    fn pause(&mut self) -> Option<u64> {
+        self.one_in.map(|one_in| self.rng.u64(0..2 * one_in))
+    }
+
+    /// Changes what is due; answers how many bytes.
+    fn disturb(&mut self, way: Way, bytes: &mut [u8]) -> u64 {
+        let (mut changed, mut from) = (0, 0);
+        while let Some(after) = self.next[way as usize] {
+            let left = bytes.len() - from;
+            let Some(at) = usize::try_from(after).ok().filter(|after| *after < left) else {
+                self.next[way as usize] = Some(after - left as u64);
+                break;
+            };
+            bytes[from + at] ^= self.rng.u8(1..);
+            changed += 1;
+            from += at + 1;
+            self.next[way as usize] = self.pause();
+        }
+        changed
+    }
+}
+
 async fn accept(listener: TcpListener, state: Arc<State>) {
     let mut connections = JoinSet::new();
     loop {
@@ -171,8 +236,8 @@ async fn carry(from: TcpStream, state: Arc<State>) {
     let (to_read, to_write) = to.into_split();
     let mut hole = pin!(async move { drop(mode.wait_for(|mode| *mode == Mode::Hole).await) });
     let trapped = AtomicBool::new(false);
-    let mut there = pin!(pump(from_read, to_write, &state, &trapped, true));
-    let mut back = pin!(pump(to_read, from_write, &state, &trapped, false));
+    let mut there = pin!(pump(from_read, to_write, &state, &trapped, Way::ToStore));
+    let mut back = pin!(pump(to_read, from_write, &state, &trapped, Way::FromStore));
     tokio::select! {
         biased;
         () = &mut ended => {}
@@ -189,8 +254,9 @@ async fn pump(
     mut to: OwnedWriteHalf,
     state: &State,
     trapped: &AtomicBool,
-    is_request: bool,
+    way: Way,
 ) {
+    let is_request = way == Way::ToStore;
     let mut buffer = vec![0; 64 * 1_024];
     loop {
         let Ok(read) = from.read(&mut buffer).await else { return };
@@ -215,6 +281,8 @@ async fn pump(
             }
             trapped.store(true, Ordering::SeqCst);
         }
+        let changed = state.noise.lock().unwrap().disturb(way, &mut buffer[..read]);
+        state.garbled.fetch_add(changed, Ordering::SeqCst);
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
