@@ -5,6 +5,7 @@
 //!
 //! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
 //!   statuses that tonic makes by itself.
+//! - [`access`]: who may call what.
 //! - [`seckill`] and [`admin`]: the handlers.
 //! - [`convert`]: all validation, with every limit that the proto files name.
 //! - [`status`]: the one place where an [`Error`] becomes a status.
@@ -12,6 +13,7 @@
 //! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
 
+pub mod access;
 pub mod admin;
 pub mod codec;
 pub mod convert;

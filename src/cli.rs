@@ -21,6 +21,7 @@ pub mod serve;
 mod smoke;
 mod span;
 mod status;
+mod token;
 mod version;
 mod warmup;
 mod watch;
@@ -145,6 +146,9 @@ pub enum Command {
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLetters),
     Audit(audit::Audit),
+    /// Makes tokens for callers.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     Health(health::Health),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -271,6 +275,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Rebuild(rebuild) => rebuild.run(context).await,
         Command::DeadLetters(dead_letters) => dead_letters.run(context).await,
         Command::Audit(audit) => audit.run(context).await,
+        Command::Token(token) => token.run(context),
         Command::Health(health) => health.run(context).await,
         Command::Doctor(doctor) => doctor.run(context).await,
         Command::Completions(completions) => completions.run(context),

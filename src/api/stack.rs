@@ -30,6 +30,7 @@ use tower::Layer;
 
 use super::{
     Services,
+    access::{Access, Guard},
     pb::{ErrorReason, seckill_admin_server::SeckillAdminServer, seckill_server::SeckillServer},
     status::{Fault, is_ours},
 };
@@ -42,12 +43,16 @@ pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
 /// The layers of every call, from the outside in.
 #[must_use]
-pub fn layers() -> (Mend, Catch, Deadlines) {
+pub fn layers(access: Arc<Access>) -> (Mend, Catch, Guard, Deadlines) {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.
-        Mend,  // A panic must neither end a connection nor stay unseen.
-        Catch, // Innermost, so that what it answers is seen by the others too.
+        Mend,
+        // A panic must neither end a connection nor stay unseen.
+        Catch,
+        // Who may not call is sent away before anything is done for him.
+        Guard(access),
+        // Innermost, so that what it answers is seen by the others too.
         Deadlines,
     )
 }

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use super::{Context, Exit, failure::Failure, output::Printer};
 use crate::{
-    config::{Loaded, Settings, SettingsError},
+    config::{Exposed, Loaded, Settings, SettingsError},
     database::{Backend, Database},
     domain::TimeMs,
     engine::redis::{self, RedisEngine},
@@ -147,12 +147,8 @@ fn check_settings(loaded: &Loaded) -> Finding {
 }
 
 fn check_exposure(settings: &Settings) -> impl Iterator<Item = Finding> {
-    settings.exposed().map(|(_, addr)| {
-        Finding::warn(
-            "exposure",
-            format!("others can reach {addr}, and callers are not asked who they are"),
-            "listen on 127.0.0.1, or start with --insecure inside a network that keeps strangers out",
-        )
+    settings.exposed().map(|Exposed { key, addr, danger }| {
+        Finding::warn("exposure", format!("{key} = {addr}: {}", danger.text()), danger.change())
     })
 }
 

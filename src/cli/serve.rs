@@ -20,7 +20,8 @@ pub struct Serve {
     /// Keep everything in memory and take a free port: for tests. Prints the address when ready.
     #[arg(long)]
     ephemeral: bool,
-    /// Listen where others can reach it, though callers are not asked who they are.
+    /// Listen where others can reach it, though callers are not asked who they are, or tokens
+    /// travel without TLS.
     #[arg(long)]
     insecure: bool,
     /// Print the settings in force, with secrets masked, and end.

@@ -18,9 +18,9 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Sleep,
 };
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
-use crate::config::GrpcSettings;
+use crate::{api::access::Peer, config::GrpcSettings};
 
 /// The length of the HTTP/2 connection preface.
 const PREFACE: usize = 24;
@@ -63,10 +63,10 @@ pub(super) fn incoming(
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.socket.connect_info()
+        Peer { tcp: self.socket.connect_info(), subject: None }
     }
 }
 

@@ -8,6 +8,7 @@
     reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod access;
 mod activities;
 mod api_edge;
 mod cli;

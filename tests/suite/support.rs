@@ -13,6 +13,7 @@ pub(crate) mod databases;
 pub(crate) mod history;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod process;
+pub(crate) mod raw;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
 pub(crate) mod stage;
