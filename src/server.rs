@@ -17,6 +17,7 @@ use tonic_health::{
 };
 
 mod listener;
+pub mod tls;
 mod workers;
 
 use crate::{
@@ -63,6 +64,8 @@ const REBUILDS_AT_ONCE: usize = 8;
 /// Why the server did not start; one line each, which says what to change.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
     #[error(transparent)]
     Database(#[from] database::OpenError),
     #[error("the database did not answer: {0}")]
@@ -388,6 +391,7 @@ impl Server {
     /// # Errors
     /// [`StartError`]; then nothing runs.
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
+        let tls = tls::Tls::load(settings).await?;
         let parts = Parts::open(settings).await?;
         let ((listener, addr), http) = match listen(settings).await {
             Ok(bound) => bound,
@@ -412,7 +416,10 @@ impl Server {
             max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
         });
         let stop_serving = CancellationToken::new();
-        let incoming = listener::incoming(listener, &settings.grpc);
+        if let Some(tls) = tls.clone() {
+            parts.tasks.spawn(tls.keep_current(parts.shutdown.clone()));
+        }
+        let incoming = listener::incoming(listener, &settings.grpc, tls);
         let stop = stop_serving.clone().cancelled_owned();
         let (reflection_v1, reflection_v1alpha) = api::reflection();
         let router = tonic::transport::Server::builder()

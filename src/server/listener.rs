@@ -1,7 +1,10 @@
-//! Accepted sockets, bounded: how many there are, and how long one may stay silent.
+//! Accepted connections, bounded: how many there are, how long one may take to begin, and how long
+//! it may last.
 //!
 //! A client that connects and says nothing is never closed by hyper and would hold up a shutdown
-//! for ever (hyper#4170), so the 24 bytes of the HTTP/2 preface must arrive in time.
+//! for ever (hyper#4170), so the TLS handshake and the 24 bytes of the HTTP/2 preface must be there
+//! in time. A call whose answer is never read, with a window of 0, would keep its connection for
+//! ever too: it outlives the GOAWAY of its age. So there is an end that nothing puts off.
 
 use std::{
     io,
@@ -16,57 +19,162 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::Sleep,
+    task::JoinSet,
+    time::{Instant, Sleep, sleep_until, timeout_at},
 };
+use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::tls::Tls;
 use crate::{api::access::Peer, config::GrpcSettings};
 
 /// The length of the HTTP/2 connection preface.
 const PREFACE: usize = 24;
 /// How long to wait after a failed accept, such as without a free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long the last calls may take beyond the ages of connection and streams.
+const LAST_CALLS: Duration = Duration::from_secs(60);
 
-/// One accepted connection.
+/// One connection, ready for HTTP/2.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: TcpStream,
-    /// How many bytes are still to come, and until when; gone once they came.
-    preface: Option<(usize, Pin<Box<Sleep>>)>,
+    socket: Socket,
+    peer: Peer,
+    /// How many bytes of the preface are still to come.
+    missing: usize,
+    /// Until when the preface must be there, and then the end of the connection.
+    limit: Pin<Box<Sleep>>,
+    end: Instant,
     _place: OwnedSemaphorePermit,
 }
 
-/// The accepted connections, for as long as the listener lives.
+#[derive(Debug)]
+enum Socket {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Where connections come in.
+#[derive(Debug)]
+struct Door {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    first_byte_timeout: Duration,
+    max_life: Duration,
+    tls: Option<Arc<Tls>>,
+    /// Beside the accept loop, since a handshake takes its time; each has its place already.
+    handshakes: JoinSet<Option<Connection>>,
+}
+
+/// The connections, for as long as the listener lives.
 pub(super) fn incoming(
     listener: TcpListener,
     settings: &GrpcSettings,
+    tls: Option<Arc<Tls>>,
 ) -> impl Stream<Item = io::Result<Connection>> + use<> {
-    let places = Arc::new(Semaphore::new(settings.max_connections));
-    let first_byte_timeout = Duration::from_millis(settings.first_byte_timeout_ms);
-    stream::unfold((listener, places), move |(listener, places)| async move {
-        let place = places.clone().acquire_owned().await.ok()?;
-        let socket = loop {
-            match listener.accept().await {
-                Ok((socket, _)) => break socket,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+    let stream_age = Duration::from_secs(settings.max_stream_age_s);
+    let door = Door {
+        listener,
+        places: Arc::new(Semaphore::new(settings.max_connections)),
+        first_byte_timeout: Duration::from_millis(settings.first_byte_timeout_ms),
+        // Streams last a tenth longer than said.
+        max_life: Duration::from_secs(settings.max_connection_age_s)
+            + stream_age.mul_f64(1.1)
+            + LAST_CALLS,
+        tls,
+        handshakes: JoinSet::new(),
+    };
+    stream::unfold(door, |mut door| async move { Some((Ok(door.next().await), door)) })
+}
+
+impl Door {
+    async fn next(&mut self) -> Connection {
+        loop {
+            tokio::select! {
+                (socket, place) = accept(&self.listener, &self.places) => {
+                    let now = Instant::now();
+                    let (begin, end) = (now + self.first_byte_timeout, now + self.max_life);
+                    let Some(tls) = self.tls.clone() else {
+                        let peer = Peer { tcp: socket.connect_info(), subject: None };
+                        return Connection::new(Socket::Plain(socket), peer, begin, end, place);
+                    };
+                    self.handshakes.spawn(shake_hands(socket, tls, begin, end, place));
+                }
+                Some(connection) = self.handshakes.join_next() => {
+                    // A handshake that panicked was one that failed.
+                    if let Ok(Some(connection)) = connection {
+                        return connection;
+                    }
                 }
             }
-        };
-        // Small answers must not wait for each other; a socket that refuses this is closing.
-        let _ = socket.set_nodelay(true);
-        let limit = Box::pin(tokio::time::sleep(first_byte_timeout));
-        let connection = Connection { socket, preface: Some((PREFACE, limit)), _place: place };
-        Some((Ok(connection), (listener, places)))
-    })
+        }
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    let place = places.clone().acquire_owned().await.expect("nobody closes it");
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => {
+                // Small answers must not wait for each other; a socket that refuses this is
+                // closing.
+                let _ = socket.set_nodelay(true);
+                return (socket, place);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn shake_hands(
+    socket: TcpStream,
+    tls: Arc<Tls>,
+    begin: Instant,
+    end: Instant,
+    place: OwnedSemaphorePermit,
+) -> Option<Connection> {
+    let tcp = socket.connect_info();
+    // Anybody can fail here, as often as he likes, so it is no line of the usual log.
+    match timeout_at(begin, tls.accept(socket)).await {
+        Ok(Ok((stream, subject))) => {
+            let peer = Peer { tcp, subject };
+            Some(Connection::new(Socket::Tls(Box::new(stream)), peer, begin, end, place))
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(addr = ?tcp.remote_addr, %error, "a TLS handshake failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!(addr = ?tcp.remote_addr, "a TLS handshake took too long");
+            None
+        }
+    }
+}
+
+impl Connection {
+    fn new(
+        socket: Socket,
+        peer: Peer,
+        begin: Instant,
+        end: Instant,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        let limit = Box::pin(sleep_until(begin));
+        Self { socket, peer, missing: PREFACE, limit, end, _place: place }
+    }
 }
 
 impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        Peer { tcp: self.socket.connect_info(), subject: None }
+        self.peer.clone()
     }
 }
 
@@ -78,21 +186,19 @@ impl AsyncRead for Connection {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buf);
-        let Some((missing, limit)) = &mut self.preface else { return read };
-        match read {
-            Poll::Ready(result) => {
-                let arrived = buf.filled().len() - before;
-                *missing = missing.saturating_sub(arrived);
-                if *missing == 0 || arrived == 0 {
-                    self.preface = None;
-                }
-                Poll::Ready(result)
-            }
-            Poll::Pending => {
-                ready!(limit.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client said nothing")))
+        if read.is_pending() {
+            ready!(self.limit.as_mut().poll(cx));
+            let text = if self.missing > 0 { "the client said nothing" } else { "it is too old" };
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
+        }
+        if self.missing > 0 {
+            self.missing = self.missing.saturating_sub(buf.filled().len() - before);
+            if self.missing == 0 {
+                let end = self.end;
+                self.limit.as_mut().reset(end);
             }
         }
+        read
     }
 }
 
@@ -123,5 +229,55 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.socket.is_write_vectored()
+    }
+}
+
+/// Passes a call on to whichever socket it is.
+macro_rules! either {
+    ($self:expr, $socket:ident => $call:expr) => {
+        match $self {
+            Socket::Plain($socket) => $call,
+            Socket::Tls($socket) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        either!(self, socket => socket.is_write_vectored())
     }
 }

@@ -40,6 +40,7 @@ mod start;
 mod storm;
 mod support;
 mod tidy;
+mod tls;
 mod traces;
 mod watch;
 mod watched;

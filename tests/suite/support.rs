@@ -9,6 +9,7 @@ use seckill::{
 use tokio::time::Instant;
 
 pub(crate) mod calls;
+pub(crate) mod certs;
 pub(crate) mod databases;
 pub(crate) mod history;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
