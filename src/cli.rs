@@ -7,6 +7,7 @@ mod activity;
 mod audit;
 mod client;
 mod completions;
+mod credentials;
 mod dead_letters;
 pub mod demo;
 pub mod doctor;
@@ -51,7 +52,8 @@ Exit codes:
    0  it went well
    1  the answer is no: not serving, not reserved, not found, an invariant is broken
   64  the command line, a file or a setting is wrong
-  69  a service is unavailable: no server, the port is in use, no engine, no database
+  69  a service is unavailable: no server, no TLS with it, the port is in use, no engine,
+      no database
   70  a fault of ours; please report it";
 
 /// Takes and gives back the units of flash sales: a server, and the tool of its operators.
@@ -102,6 +104,8 @@ pub struct Global {
     /// all reservations of an activity].
     #[arg(long, global = true, value_name = "SPAN", value_parser = span::parse)]
     pub timeout: Option<Duration>,
+    #[command(flatten)]
+    pub credentials: credentials::Credentials,
 }
 
 impl Global {

@@ -38,6 +38,8 @@ use crate::config::{ClientCerts, Settings, Subject, TlsSettings};
 pub const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
 /// How often the same warning is repeated.
 const REPEAT_WARNING: Duration = Duration::from_secs(86_400);
+/// What a client hears that speaks HTTP/2 without TLS.
+pub const SPEAKS_TLS: &str = "this port speaks TLS; call it by https";
 /// What a TLS connection begins with: a handshake record.
 const HANDSHAKE: u8 = 22;
 /// What HTTP/2 without TLS begins with.
@@ -405,9 +407,8 @@ fn refusal() -> Vec<u8> {
     const SETTINGS: u8 = 4;
     const GOAWAY: u8 = 7;
     const INADEQUATE_SECURITY: u8 = 12;
-    const TEXT: &[u8] = b"this port speaks TLS; call it by https";
     let mut payload = vec![0, 0, 0, 0, 0, 0, 0, INADEQUATE_SECURITY];
-    payload.extend_from_slice(TEXT);
+    payload.extend_from_slice(SPEAKS_TLS.as_bytes());
     let length = u8::try_from(payload.len()).expect("a short text");
     let mut frames = vec![0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
     frames.extend_from_slice(&[0, 0, length, GOAWAY, 0, 0, 0, 0, 0]);

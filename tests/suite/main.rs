@@ -12,6 +12,7 @@ mod access;
 mod activities;
 mod api_edge;
 mod cli;
+mod cli_callers;
 mod cli_client;
 mod clients;
 mod crash;
