@@ -23,7 +23,7 @@ mod workers;
 use crate::{
     activities::Activities,
     admission::catalog::Catalog,
-    api::{self, Services, access::Access, pb, stack},
+    api::{self, Services, pb, stack},
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
@@ -423,7 +423,7 @@ impl Server {
         let stop = stop_serving.clone().cancelled_owned();
         let (reflection_v1, reflection_v1alpha) = api::reflection();
         let router = tonic::transport::Server::builder()
-            .layer(stack::layers(Arc::new(Access::new(settings))))
+            .layer(stack::layers(settings))
             .max_concurrent_streams(settings.grpc.max_concurrent_streams)
             // A gateway whose callers all hit one deadline resets as many calls as it has open.
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))

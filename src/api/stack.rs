@@ -4,6 +4,8 @@
 //! load shedding, concurrency limits) is answered without an `ErrorInfo`. Leave those settings
 //! alone.
 
+mod arrival;
+
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
@@ -34,7 +36,9 @@ use super::{
     pb::{ErrorReason, seckill_admin_server::SeckillAdminServer, seckill_server::SeckillServer},
     status::{Fault, is_ours},
 };
-use crate::error::Error;
+use crate::{config::Settings, error::Error};
+
+pub use arrival::{Arrival, Awaiting};
 
 /// The largest request of the `Seckill` service, in bytes.
 pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
@@ -43,7 +47,7 @@ pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
 /// The layers of every call, from the outside in.
 #[must_use]
-pub fn layers(access: Arc<Access>) -> (Mend, Catch, Guard, Deadlines) {
+pub fn layers(settings: &Settings) -> (Mend, Catch, Guard, Arrival, Deadlines) {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.
@@ -51,7 +55,9 @@ pub fn layers(access: Arc<Access>) -> (Mend, Catch, Guard, Deadlines) {
         // A panic must neither end a connection nor stay unseen.
         Catch,
         // Who may not call is sent away before anything is done for him.
-        Guard(access),
+        Guard(Arc::new(Access::new(settings))),
+        // A message that does not come must not keep its call.
+        Arrival(Duration::from_millis(settings.grpc.request_timeout_ms)),
         // Innermost, so that what it answers is seen by the others too.
         Deadlines,
     )

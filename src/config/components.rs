@@ -166,6 +166,8 @@ component! {
         keepalive_s: u64 = 30 => 1..=7_200;
         /// How long a new connection may take for its TLS handshake and its first words.
         first_byte_timeout_ms: u64 = 5_000 => 10..=60_000;
+        /// How long the message of a call may take to arrive, whatever the caller's own deadline.
+        request_timeout_ms: u64 = 30_000 => 10..=600_000;
         /// How long a stop waits for calls that are under way.
         shutdown_grace_ms: u64 = 15_000 => 0..=600_000;
     }

@@ -281,3 +281,53 @@ impl AsyncWrite for Socket {
         either!(self, socket => socket.is_write_vectored())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn connection(settings: &GrpcSettings) -> (TcpStream, Connection) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut incoming = Box::pin(incoming(listener, settings, None));
+        let client = TcpStream::connect(addr).await.unwrap();
+        let connection = incoming.next().await.unwrap().unwrap();
+        (client, connection)
+    }
+
+    async fn ends_with(connection: &mut Connection, text: &str) -> Duration {
+        let begun = Instant::now();
+        let error = connection.read(&mut [0; 64]).await.unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (io::ErrorKind::TimedOut, text));
+        begun.elapsed()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_says_nothing_is_not_waited_for() {
+        let settings = GrpcSettings { first_byte_timeout_ms: 2_000, ..GrpcSettings::default() };
+        let (mut client, mut connection) = connection(&settings).await;
+        client.write_all(&[b'x'; PREFACE - 1]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE - 1]).await.unwrap();
+        tokio::time::pause();
+        let waited = ends_with(&mut connection, "the client said nothing").await;
+        assert!(waited < Duration::from_secs(3), "{waited:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_whatever_its_calls_wait_for() {
+        let settings = GrpcSettings {
+            max_connection_age_s: 100,
+            max_stream_age_s: 1_000,
+            ..GrpcSettings::default()
+        };
+        let (mut client, mut connection) = connection(&settings).await;
+        client.write_all(&[b'x'; PREFACE]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE]).await.unwrap();
+        tokio::time::pause();
+        let lasted = ends_with(&mut connection, "it is too old").await;
+        assert_eq!(lasted.as_secs_f64().round(), 1_260.0, "{lasted:?}");
+    }
+}

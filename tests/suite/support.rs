@@ -11,6 +11,7 @@ use tokio::time::Instant;
 pub(crate) mod calls;
 pub(crate) mod certs;
 pub(crate) mod databases;
+pub(crate) mod frames;
 pub(crate) mod history;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod process;

@@ -110,6 +110,30 @@ impl Process {
         self.addr = line.await.parse().unwrap();
     }
 
+    /// How much memory it takes now, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kib * 1_024
+    }
+
+    /// How long it has been on a processor, in hundredths of a second.
+    pub(crate) fn cpu_ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // Behind the name, which may hold anything; user and system time are the 14th and 15th.
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    }
+
+    /// How many sockets it has open.
+    pub(crate) fn sockets(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        // One may be closed while they are read.
+        let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    }
+
     /// What it has written to its log so far.
     pub(crate) fn log(&self) -> String {
         self.printed("stderr")
