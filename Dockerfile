@@ -4,7 +4,8 @@
 #   docker run -p 127.0.0.1:50051:50051 -v seckill:/data --stop-timeout 20 seckill
 #
 # Inside a container only the outside world can call, so the server listens on all addresses, with
-# --insecure: callers are not asked who they are. Publish the port to nobody but your own services.
+# --insecure: unless tokens are set, callers are not asked who they are. Publish the port to nobody
+# but your own services.
 #
 # Settings: mount a file over /seckill.toml, or set variables such as SECKILL__ENGINE__URL and
 # SECKILL__DATABASE__URL.

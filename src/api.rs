@@ -6,6 +6,7 @@
 //! - [`address`]: where a call comes from.
 //! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
 //!   statuses that tonic makes by itself.
+//! - [`access`]: who may call what.
 //! - [`seckill`] and [`admin`]: the handlers; `reserve_stream` is one of them.
 //! - [`convert`]: all validation, with every limit that the proto files name.
 //! - [`status`]: the one place where an [`Error`] becomes a status.
@@ -13,6 +14,7 @@
 //! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
 
+pub mod access;
 pub mod address;
 pub mod admin;
 pub mod codec;

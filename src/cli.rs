@@ -7,6 +7,7 @@ mod activity;
 mod audit;
 mod client;
 mod completions;
+mod credentials;
 mod dead_letters;
 pub mod demo;
 pub mod doctor;
@@ -21,6 +22,7 @@ pub mod serve;
 mod smoke;
 mod span;
 mod status;
+mod token;
 mod version;
 mod warmup;
 mod watch;
@@ -50,7 +52,8 @@ Exit codes:
    0  it went well
    1  the answer is no: not serving, not reserved, not found, an invariant is broken
   64  the command line, a file or a setting is wrong
-  69  a service is unavailable: no server, the port is in use, no engine, no database
+  69  a service is unavailable: no server, no TLS with it, the port is in use, no engine,
+      no database
   70  a fault of ours; please report it";
 
 /// Takes and gives back the units of flash sales: a server, and the tool of its operators.
@@ -101,6 +104,8 @@ pub struct Global {
     /// all reservations of an activity].
     #[arg(long, global = true, value_name = "SPAN", value_parser = span::parse)]
     pub timeout: Option<Duration>,
+    #[command(flatten)]
+    pub credentials: credentials::Credentials,
 }
 
 impl Global {
@@ -145,6 +150,9 @@ pub enum Command {
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLetters),
     Audit(audit::Audit),
+    /// Makes tokens for callers.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     Health(health::Health),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
@@ -271,6 +279,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Rebuild(rebuild) => rebuild.run(context).await,
         Command::DeadLetters(dead_letters) => dead_letters.run(context).await,
         Command::Audit(audit) => audit.run(context).await,
+        Command::Token(token) => token.run(context),
         Command::Health(health) => health.run(context).await,
         Command::Doctor(doctor) => doctor.run(context).await,
         Command::Completions(completions) => completions.run(context),

@@ -8,6 +8,7 @@
 mod address;
 #[cfg(test)]
 mod any;
+mod auth;
 mod components;
 mod load;
 mod render;
@@ -20,9 +21,11 @@ use serde::{Deserialize, Serialize};
 use components::{Breach, Component, Key};
 
 pub use address::OptionalAddr;
+pub use auth::{DIGEST_BYTES, Role, Subject, Subjects, Token, Tokens, digest};
 pub use components::{
-    CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings, HttpSettings,
-    LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SweeperSettings, WatchSettings,
+    AuthSettings, CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings,
+    HttpSettings, LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SweeperSettings,
+    TlsSettings, WatchSettings,
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
@@ -65,12 +68,22 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whether a client needs a certificate to connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientCerts {
+    Optional,
+    Required,
+}
+
 /// Calls a macro with every field of [`Settings`] and its type.
 macro_rules! for_every_component {
     ($with:ident) => {
         $with! {
             grpc: GrpcSettings,
             http: HttpSettings,
+            auth: AuthSettings,
+            tls: TlsSettings,
             engine: EngineSettings,
             database: DatabaseSettings,
             reserve: ReserveSettings,
@@ -130,34 +143,44 @@ impl Settings {
         Err(SettingsError { problems })
     }
 
-    /// Callers can't be told apart yet, so an address that others can reach is refused.
+    /// Whether callers are asked who they are.
+    #[must_use]
+    pub fn asks_callers(&self) -> bool {
+        !self.auth.tokens.is_empty() || !self.tls.client_ca_file.is_empty()
+    }
+
+    /// What `seckill serve --insecure` allows and nothing else does: to let strangers in, or to
+    /// have tokens travel in the clear.
     ///
     /// # Errors
-    /// A sentence that says what to change.
+    /// A sentence for each address that says what to change.
     pub fn check_exposure(&self, insecure: bool) -> Result<(), SettingsError> {
-        let problem = |(key, addr)| {
-            format!(
-                "{key} = {addr}: others can reach this address, and no tokens are set. \
-                 Listen on 127.0.0.1 or [::1], or add --insecure where the network keeps \
-                 strangers out"
-            )
-        };
-        let problems: Vec<String> = self.exposed().map(problem).collect();
+        let problems: Vec<String> = self.exposed().map(|exposed| exposed.to_string()).collect();
         if insecure || problems.is_empty() { Ok(()) } else { Err(SettingsError { problems }) }
     }
 
-    /// The addresses that others can reach, each with its key.
-    pub fn exposed(&self) -> impl Iterator<Item = (&'static str, SocketAddr)> {
-        [("grpc.addr", Some(self.grpc.addr)), ("http.addr", self.http.addr.0)]
-            .into_iter()
-            .filter_map(|(key, addr)| Some((key, addr?)))
-            .filter(|(_, addr)| !addr.ip().is_loopback())
+    /// The addresses that others can reach and should not as things are.
+    pub fn exposed(&self) -> impl Iterator<Item = Exposed> {
+        let reachable = |addr: SocketAddr| !addr.ip().is_loopback();
+        let grpc = Some(self.grpc.addr).filter(|addr| reachable(*addr)).and_then(|addr| {
+            let has_tls = !self.tls.cert_file.is_empty() || self.tls.terminated_in_front;
+            let danger = match (self.asks_callers(), has_tls) {
+                (false, _) => Danger::NobodyIsAsked,
+                (true, false) => Danger::TokensInTheClear,
+                (true, true) => return None,
+            };
+            Some(Exposed { key: "grpc.addr", addr, danger })
+        });
+        let http = self.http.addr.0.filter(|addr| reachable(*addr) && !self.http.open);
+        let http = http.map(|addr| Exposed { key: "http.addr", addr, danger: Danger::Figures });
+        grpc.into_iter().chain(http)
     }
 
     fn breaches(&self) -> Vec<Breach> {
         let mut breaches = Vec::new();
         self.check_ranges(&mut breaches);
         self.check_urls(&mut breaches);
+        self.check_callers(&mut breaches);
         self.check_relations(&mut breaches);
         breaches
     }
@@ -185,6 +208,50 @@ impl Settings {
                     text: format!("must be {allowed}"),
                 });
             }
+        }
+    }
+
+    fn check_callers(&self, breaches: &mut Vec<Breach>) {
+        let (auth, tls) = (&self.auth, &self.tls);
+        let mut breach = |key: &str, value: &str, text: &str| {
+            let (key, value, text) = (key.to_owned(), value.to_owned(), text.to_owned());
+            breaches.push(Breach { key, value, text });
+        };
+        for problem in auth.tokens.read().err().unwrap_or_default() {
+            breach("auth.tokens", "(not shown)", &problem);
+        }
+        for problem in auth.subjects.read().err().unwrap_or_default() {
+            breach("auth.subjects", &format!("{:?}", auth.subjects), &problem);
+        }
+        if tls.cert_file.is_empty() != tls.key_file.is_empty() {
+            let (key, value, other) = if tls.cert_file.is_empty() {
+                ("tls.key_file", &tls.key_file, "tls.cert_file")
+            } else {
+                ("tls.cert_file", &tls.cert_file, "tls.key_file")
+            };
+            breach(key, value, &format!("needs {other} too"));
+        }
+        if tls.client_ca_file.is_empty() {
+            if !auth.subjects.is_empty() {
+                let value = format!("{:?}", auth.subjects);
+                breach("auth.subjects", &value, "needs tls.client_ca_file");
+            }
+            if tls.client_certs == ClientCerts::Required {
+                breach("tls.client_certs", "required", "needs tls.client_ca_file");
+            }
+        } else if tls.cert_file.is_empty() {
+            breach(
+                "tls.client_ca_file",
+                &tls.client_ca_file,
+                "needs tls.cert_file and tls.key_file",
+            );
+        } else if auth.subjects.is_empty() && auth.tokens.is_empty() {
+            let text = "nobody could call; set auth.subjects or auth.tokens";
+            breach("tls.client_ca_file", &tls.client_ca_file, text);
+        } else if auth.subjects.is_empty() && tls.client_certs == ClientCerts::Optional {
+            let text = "no certificate would mean anything; set auth.subjects, or \
+                        tls.client_certs = \"required\"";
+            breach("tls.client_ca_file", &tls.client_ca_file, text);
         }
     }
 
@@ -225,6 +292,68 @@ impl Settings {
                 });
             }
         }
+    }
+}
+
+/// An address that others can reach, and what is wrong with that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// As in `grpc.addr`.
+    pub key: &'static str,
+    pub addr: SocketAddr,
+    pub danger: Danger,
+}
+
+/// What others could do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Danger {
+    /// Call everything.
+    NobodyIsAsked,
+    /// Read the tokens of others on their way.
+    TokensInTheClear,
+    /// Read the metrics.
+    Figures,
+}
+
+impl Danger {
+    /// What is wrong, as a sentence goes on after the address.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::NobodyIsAsked => {
+                "others can reach this address, and callers are not asked who they are"
+            }
+            Self::TokensInTheClear => {
+                "others can reach this address, and tokens travel without TLS"
+            }
+            Self::Figures => "others can reach this address, and nobody is asked who he is",
+        }
+    }
+
+    /// What to change.
+    #[must_use]
+    pub fn change(self) -> &'static str {
+        match self {
+            Self::NobodyIsAsked => {
+                "Set auth.tokens or tls.client_ca_file, or listen on 127.0.0.1 or [::1], or add \
+                 --insecure where the network keeps strangers out"
+            }
+            Self::TokensInTheClear => {
+                "Set tls.cert_file and tls.key_file, or tls.terminated_in_front = true where a \
+                 proxy or a mesh has TLS, or listen on 127.0.0.1 or [::1]"
+            }
+            Self::Figures => {
+                "Set http.open = true if they may see metrics and probes, or listen on 127.0.0.1 \
+                 or [::1]"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Exposed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, addr, danger } = self;
+        write!(f, "{key} = {addr}: {}. {}", danger.text(), danger.change())
     }
 }
 
@@ -282,6 +411,8 @@ mod tests {
         );
     }
 
+    const DIGEST: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+
     #[test]
     fn an_address_that_others_reach_needs_insecure() {
         let mut settings = Settings::default();
@@ -305,12 +436,87 @@ mod tests {
     }
 
     #[test]
+    fn callers_who_are_asked_over_tls_may_be_others() {
+        let mut settings = Settings::default();
+        settings.grpc.addr = "0.0.0.0:1".parse().expect("an address");
+        let danger = |settings: &Settings| settings.exposed().next().map(|found| found.danger);
+        assert_eq!(danger(&settings), Some(Danger::NobodyIsAsked));
+        settings.tls.cert_file = "cert.pem".into();
+        assert_eq!(danger(&settings), Some(Danger::NobodyIsAsked), "TLS alone asks nobody");
+        settings.tls.client_ca_file = "ca.pem".into();
+        assert_eq!(danger(&settings), None);
+
+        settings.tls = TlsSettings::default();
+        settings.auth.tokens = Tokens::new(&format!("a:ops:{DIGEST}"));
+        assert_eq!(danger(&settings), Some(Danger::TokensInTheClear));
+        settings.tls.terminated_in_front = true;
+        assert_eq!(danger(&settings), None);
+        settings.tls = TlsSettings { cert_file: "cert.pem".into(), ..TlsSettings::default() };
+        assert_eq!(danger(&settings), None);
+    }
+
+    #[test]
+    fn the_http_port_is_opened_on_its_own() {
+        let mut settings = Settings::default();
+        settings.http.addr = OptionalAddr(Some("0.0.0.0:1".parse().expect("an address")));
+        settings.auth.tokens = Tokens::new(&format!("a:ops:{DIGEST}"));
+        assert!(settings.check_exposure(false).is_err(), "tokens do not help there");
+        settings.http.open = true;
+        assert_eq!(settings.check_exposure(false), Ok(()));
+        settings.grpc.addr = "0.0.0.0:1".parse().expect("an address");
+        settings.auth.tokens = Tokens::default();
+        let danger = settings.exposed().next().map(|found| found.danger);
+        assert_eq!(danger, Some(Danger::NobodyIsAsked), "it opens one port only");
+    }
+
+    #[test]
+    fn settings_of_callers_must_fit_together() {
+        let check = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.validate().expect_err("something is missing").problems
+        };
+        for (problems, expected) in [
+            (check(|s| s.tls.cert_file = "c".into()), "tls.cert_file = c: needs tls.key_file too"),
+            (check(|s| s.tls.key_file = "k".into()), "tls.key_file = k: needs tls.cert_file too"),
+            (
+                check(|s| s.tls.client_ca_file = "ca".into()),
+                "tls.client_ca_file = ca: needs tls.cert_file and tls.key_file",
+            ),
+            (
+                check(|s| s.auth.subjects = Subjects::new("a=ops")),
+                "auth.subjects = [\"a=ops\"]: needs tls.client_ca_file",
+            ),
+            (
+                check(|s| s.tls.client_certs = ClientCerts::Required),
+                "tls.client_certs = required: needs tls.client_ca_file",
+            ),
+            (
+                check(|s| {
+                    s.tls.cert_file = "c".into();
+                    s.tls.key_file = "k".into();
+                    s.tls.client_ca_file = "ca".into();
+                }),
+                "tls.client_ca_file = ca: nobody could call; set auth.subjects or auth.tokens",
+            ),
+            (
+                check(|s| s.auth.tokens = Tokens::new("hunter2")),
+                "auth.tokens = (not shown): entry 1 of 1 is not name:role:sha256",
+            ),
+        ] {
+            assert_eq!(problems, [expected]);
+        }
+    }
+
+    #[test]
     fn debug_shows_no_password() {
         let mut settings = Settings::default();
         settings.engine.url = SecretUrl::new("redis://:hunter2@host:6379");
         settings.database.url = SecretUrl::new("postgres://app:hunter2@host/db");
+        settings.auth.tokens = Tokens::new(&format!("anna:ops:{DIGEST},hunter2"));
         let text = format!("{settings:?}");
-        assert!(!text.contains("hunter2"), "{text}");
+        assert!(!text.contains("hunter2") && !text.contains(DIGEST), "{text}");
+        assert!(text.contains("anna:ops:***"), "{text}");
         assert!(text.contains("app:***@host"), "{text}");
     }
 }

@@ -17,6 +17,7 @@ use tonic_health::{
 };
 
 mod listener;
+pub mod tls;
 mod workers;
 
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
         catalog::Catalog,
         limits::{LimitOptions, Limits, Rate},
     },
-    api::{self, Services, address::Addresses, pb, stack},
+    api::{self, Services, pb, stack},
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
@@ -68,6 +69,8 @@ const REBUILDS_AT_ONCE: usize = 8;
 /// Why the server did not start; one line each, which says what to change.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
     #[error(transparent)]
     Database(#[from] database::OpenError),
     #[error("the database did not answer: {0}")]
@@ -420,6 +423,7 @@ impl Server {
     /// # Errors
     /// [`StartError`]; then nothing runs.
     pub async fn start(settings: &Settings) -> Result<Self, StartError> {
+        let tls = tls::Tls::load(settings).await?;
         let parts = Parts::open(settings).await?;
         let ((listener, addr), http) = match listen(settings).await {
             Ok(bound) => bound,
@@ -444,16 +448,15 @@ impl Server {
             max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
         });
         let stop_serving = CancellationToken::new();
-        let addresses = Addresses {
-            denied: settings.limits.denied.clone(),
-            proxies: settings.limits.proxies.clone(),
-        };
-        let denied = addresses.denied.clone();
-        let incoming = listener::incoming(listener, denied, &settings.grpc);
+        if let Some(tls) = tls.clone() {
+            parts.tasks.spawn(tls.keep_current(parts.shutdown.clone()));
+        }
+        let denied = settings.limits.denied.clone();
+        let incoming = listener::incoming(listener, denied, &settings.grpc, tls);
         let stop = stop_serving.clone().cancelled_owned();
         let (reflection_v1, reflection_v1alpha) = api::reflection();
         let router = tonic::transport::Server::builder()
-            .layer(stack::layers(addresses))
+            .layer(stack::layers(settings))
             .max_concurrent_streams(settings.grpc.max_concurrent_streams)
             // A gateway whose callers all hit one deadline resets as many calls as it has open.
             .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))

@@ -8,10 +8,11 @@ use std::{
 
 use futures_util::future::{Either, Ready, ready};
 use http::{HeaderMap, Request, Response};
-use tonic::{Status, body::Body, codegen::Service, transport::server::TcpConnectInfo};
+use tonic::{Status, body::Body, codegen::Service};
 use tower::Layer;
 
-use crate::{domain::Networks, error::Error};
+use super::access::Peer;
+use crate::{config::LimitsSettings, domain::Networks, error::Error};
 
 /// The address that a call counts for, among the extensions of its request.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +34,11 @@ pub struct Addressed<S> {
 }
 
 impl Addresses {
+    #[must_use]
+    pub fn new(settings: &LimitsSettings) -> Self {
+        Self { denied: settings.denied.clone(), proxies: settings.proxies.clone() }
+    }
+
     /// The caller's address: the peer's, or, behind proxies of ours, the last that is none of ours.
     fn caller(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut caller = peer;
@@ -74,8 +80,8 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let info = request.extensions().get::<TcpConnectInfo>();
-        let peer = info.and_then(TcpConnectInfo::remote_addr).map(|peer| peer.ip());
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.and_then(|peer| peer.tcp.remote_addr()).map(|peer| peer.ip());
         if let Some(peer) = peer {
             let caller = self.addresses.caller(peer, request.headers());
             if self.addresses.denied.contain(caller) {

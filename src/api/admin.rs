@@ -2,14 +2,17 @@
 
 use tonic::{Request, Response, Status};
 
-use super::{Services, convert, pb};
+use super::{Services, access::Identity, convert, pb};
 use crate::{audit, error::Error};
 
-/// Who calls, for the audit.
+/// Who calls, for the audit: the name of the token or the certificate. Where callers are not asked
+/// it is their address; a name has no space in it, or is a certificate's that the settings list.
 pub(super) fn actor<T>(request: &Request<T>) -> String {
-    match request.remote_addr() {
-        Some(address) => format!("grpc {address}"),
-        None => "grpc".to_owned(),
+    let identity = request.extensions().get::<Identity>();
+    match (identity, request.remote_addr()) {
+        (Some(identity), _) => identity.name.to_string(),
+        (None, Some(address)) => format!("grpc {address}"),
+        (None, None) => "grpc".to_owned(),
     }
 }
 

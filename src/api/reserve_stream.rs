@@ -47,10 +47,7 @@ pub(super) fn answer(
     let last = stream::once(async move {
         // Held until here.
         drop(connection);
-        match future::FutureExt::now_or_never(ended) {
-            Some(()) => Some(Err(Error::ShuttingDown.into())),
-            None => None,
-        }
+        future::FutureExt::now_or_never(ended).map(|()| Err(Error::ShuttingDown.into()))
     });
     answers.chain(last.filter_map(future::ready))
 }

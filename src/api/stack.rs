@@ -4,6 +4,8 @@
 //! load shedding, concurrency limits) is answered without an `ErrorInfo`. Leave those settings
 //! alone.
 
+mod arrival;
+
 use std::{
     any::Any,
     panic::AssertUnwindSafe,
@@ -30,11 +32,14 @@ use tower::Layer;
 
 use super::{
     Services,
+    access::{Access, Guard},
     address::Addresses,
     pb::{ErrorReason, seckill_admin_server::SeckillAdminServer, seckill_server::SeckillServer},
     status::{Fault, is_ours},
 };
-use crate::error::Error;
+use crate::{config::Settings, error::Error};
+
+pub use arrival::{Arrival, Awaiting};
 
 /// The largest request of the `Seckill` service, in bytes.
 pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
@@ -43,13 +48,19 @@ pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
 /// The layers of every call, from the outside in.
 #[must_use]
-pub fn layers(addresses: Addresses) -> (Mend, Addresses, Catch, Deadlines) {
+pub fn layers(settings: &Settings) -> (Mend, Catch, Addresses, Guard, Arrival, Deadlines) {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.
-        Mend,      // Before anything is spent on the call.
-        addresses, // A panic must neither end a connection nor stay unseen.
-        Catch,     // Innermost, so that what it answers is seen by the others too.
+        Mend,
+        // A panic must neither end a connection nor stay unseen.
+        Catch,
+        // Whose address is denied, and who may not call, is sent away before anything is done.
+        Addresses::new(&settings.limits),
+        Guard(Arc::new(Access::new(settings))),
+        // A message that does not come must not keep its call.
+        Arrival(Duration::from_millis(settings.grpc.request_timeout_ms)),
+        // Innermost, so that what it answers is seen by the others too.
         Deadlines,
     )
 }

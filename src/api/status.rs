@@ -172,7 +172,7 @@ impl Fault {
         }
     }
 
-    fn with(mut self, key: &str, value: impl Into<String>) -> Self {
+    pub(super) fn with(mut self, key: &str, value: impl Into<String>) -> Self {
         self.metadata.insert(key.to_owned(), value.into());
         self
     }

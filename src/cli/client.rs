@@ -1,22 +1,34 @@
 //! Calls to a server, each with a deadline.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
 use tonic::{
     Request, Response, Status,
+    metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
 
 use super::{
     Global,
-    failure::{Failure, RpcFailure},
+    credentials::Credentials,
+    failure::{Failure, RpcFailure, SERVER_SPEAKS_TLS, tls_failure},
 };
-use crate::api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient};
+use crate::{
+    api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient},
+    server::tls::SPEAKS_TLS,
+};
 
 /// The largest answer that is read; a list of 1,000 activities with long titles fits.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// How long a server may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take to find out why a connection ended.
+const PROBE_LIMIT: Duration = Duration::from_secs(2);
 /// How much longer than the server we wait, so that its own answer arrives first.
 const SLACK: Duration = Duration::from_millis(500);
 
@@ -25,6 +37,9 @@ const SLACK: Duration = Duration::from_millis(500);
 pub(super) struct Client {
     channel: Channel,
     timeout: Duration,
+    authorization: Option<MetadataValue<Ascii>>,
+    server: String,
+    is_tls: bool,
 }
 
 impl Client {
@@ -39,8 +54,11 @@ impl Client {
     }
 
     async fn connect_with(global: &Global, timeout: Duration) -> Result<Self, Failure> {
-        let channel = connect(&global.server, timeout.min(CONNECT_LIMIT)).await?;
-        Ok(Self { channel, timeout })
+        let authorization = global.credentials.authorization()?;
+        let limit = timeout.min(CONNECT_LIMIT);
+        let channel = connect(&global.server, &global.credentials, limit).await?;
+        let is_tls = global.server.starts_with("https:");
+        Ok(Self { channel, timeout, authorization, server: global.server.clone(), is_tls })
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -65,22 +83,61 @@ impl Client {
         request: Q,
         rpc: impl AsyncFnOnce(Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Failure> {
-        call(self.timeout, request, rpc).await
+        let mut request = self.request(request);
+        request.set_timeout(self.timeout);
+        match answer(self.timeout, rpc(request)).await {
+            Err(Failure::Rpc(rpc)) if rpc.is_lost_connection() => Err(self.explained(rpc).await),
+            answer => answer,
+        }
+    }
+
+    /// Why a connection may have ended before an answer came: the call itself hears no more than
+    /// that it is gone.
+    async fn explained(&self, rpc: Box<RpcFailure>) -> Failure {
+        if self.is_tls {
+            // In TLS 1.3 a server refuses a certificate after the client's part of the handshake.
+            return Failure::Tls(format!(
+                "the connection ended before an answer came; so does a server that refuses this \
+                 client's certificate, or wants one (--cert-file and --key-file) ({})",
+                rpc.message
+            ));
+        }
+        match timeout(PROBE_LIMIT, speaks_tls(&self.server)).await {
+            Ok(Ok(true)) => Failure::Tls(SERVER_SPEAKS_TLS.to_owned()),
+            Ok(Ok(false) | Err(_)) | Err(_) => Failure::Rpc(rpc),
+        }
+    }
+
+    /// A request that says who calls, without a deadline.
+    pub(super) fn request<Q>(&self, request: Q) -> Request<Q> {
+        let mut request = Request::new(request);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
     }
 }
 
 /// Opens one connection.
-pub(super) async fn connect(server: &str, timeout: Duration) -> Result<Channel, Failure> {
+pub(super) async fn connect(
+    server: &str,
+    credentials: &Credentials,
+    timeout: Duration,
+) -> Result<Channel, Failure> {
     let endpoint = Endpoint::from_shared(server.to_owned())
         .ok()
-        .filter(|endpoint| {
-            endpoint.uri().scheme_str() == Some("http") && endpoint.uri().host().is_some()
-        })
-        .ok_or_else(|| {
-            Failure::Usage(format!(
-                "--server {server:?}: must be a URL as in http://127.0.0.1:50051"
-            ))
-        })?;
+        .filter(|endpoint| endpoint.uri().host().is_some())
+        .ok_or_else(|| not_a_server(server))?;
+    let endpoint = match (endpoint.uri().scheme_str(), credentials.tls_flag()) {
+        (Some("https"), _) => endpoint.tls_config(credentials.tls()?).map_err(|error| {
+            Failure::Usage(format!("the certificates can't be used: {}", root_cause(&error)))
+        })?,
+        (Some("http"), None) => endpoint,
+        (Some("http"), Some(flag)) => {
+            return Err(Failure::Usage(format!("{flag} needs an https server, not {server}")));
+        }
+        (_, _) => return Err(not_a_server(server)),
+    };
     endpoint
         .connect_timeout(timeout)
         .tcp_nodelay(true)
@@ -88,7 +145,29 @@ pub(super) async fn connect(server: &str, timeout: Duration) -> Result<Channel, 
         .keep_alive_timeout(Duration::from_secs(10))
         .connect()
         .await
-        .map_err(|error| Failure::NoServer { server: server.to_owned(), cause: root_cause(&error) })
+        .map_err(|error| {
+            tls_failure(&error).unwrap_or_else(|| Failure::NoServer {
+                server: server.to_owned(),
+                cause: root_cause(&error),
+            })
+        })
+}
+
+/// Whether a server answers HTTP/2 without TLS with the words of one that wants TLS.
+async fn speaks_tls(server: &str) -> io::Result<bool> {
+    let Some(authority) = server.strip_prefix("http://") else { return Ok(false) };
+    let mut socket = TcpStream::connect(authority.trim_end_matches('/')).await?;
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await?;
+    socket.shutdown().await?;
+    let mut answer = Vec::new();
+    socket.take(1_024).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).contains(SPEAKS_TLS))
+}
+
+fn not_a_server(server: &str) -> Failure {
+    Failure::Usage(format!(
+        "--server {server:?}: must be a URL as in http://127.0.0.1:50051 or https://seckill:50051"
+    ))
 }
 
 /// One call with a deadline, which the server is told.
@@ -109,10 +188,10 @@ pub(super) fn with_deadline<Q>(timeout: Duration, request: Q) -> Request<Q> {
 
 /// Waits for an answer, but not for ever.
 pub(super) async fn answer<A>(
-    timeout: Duration,
+    limit: Duration,
     rpc: impl Future<Output = Result<Response<A>, Status>>,
 ) -> Result<A, Failure> {
-    match tokio::time::timeout(timeout + SLACK, rpc).await {
+    match tokio::time::timeout(limit + SLACK, rpc).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_) => Err(Failure::Rpc(Box::new(RpcFailure::deadline()))),
     }

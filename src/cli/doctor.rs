@@ -13,11 +13,14 @@ use tokio::net::TcpListener;
 
 use super::{Context, Exit, failure::Failure, output::Printer};
 use crate::{
-    config::{Loaded, Settings, SettingsError},
+    config::{Exposed, Loaded, Role, Settings, SettingsError},
     database::{Backend, Database},
     domain::TimeMs,
     engine::redis::{self, RedisEngine},
-    server::{redis_settings, sql_settings},
+    server::{
+        redis_settings, sql_settings,
+        tls::{EXPIRY_WARNING, Tls},
+    },
 };
 
 /// How far two clocks may be apart before holds and start times feel it.
@@ -27,7 +30,8 @@ const CLOCK_ERROR: Duration = Duration::from_secs(5);
 /// Before this, a clock was never set: 2025-01-01T00:00:00Z.
 const CLOCK_EPOCH_MS: i64 = 1_735_689_600_000;
 
-/// Checks settings, engine, database, clock and ports, and says what to change.
+/// Checks settings, callers, certificate, engine, database, clock and ports, and says what to
+/// change.
 ///
 /// Exits 69 when something that a server needs does not answer, 64 when a setting is wrong.
 #[derive(Debug, Args)]
@@ -85,6 +89,8 @@ impl Doctor {
         let settings = &loaded.settings;
         let mut findings = vec![check_settings(&loaded)];
         findings.extend(check_exposure(settings));
+        findings.push(check_callers(settings));
+        findings.extend(check_certificate(settings).await);
         findings.push(check_port("grpc port", "grpc.addr", settings.grpc.addr).await);
         if let Some(addr) = settings.http.addr.0 {
             findings.push(check_port("http port", "http.addr", addr).await);
@@ -147,12 +153,57 @@ fn check_settings(loaded: &Loaded) -> Finding {
 }
 
 fn check_exposure(settings: &Settings) -> impl Iterator<Item = Finding> {
-    settings.exposed().map(|(_, addr)| {
-        Finding::warn(
-            "exposure",
-            format!("others can reach {addr}, and callers are not asked who they are"),
-            "listen on 127.0.0.1, or start with --insecure inside a network that keeps strangers out",
-        )
+    settings.exposed().map(|Exposed { key, addr, danger }| {
+        Finding::warn("exposure", format!("{key} = {addr}: {}", danger.text()), danger.change())
+    })
+}
+
+/// Who may call.
+fn check_callers(settings: &Settings) -> Finding {
+    let (tokens, subjects) = (&settings.auth.tokens, &settings.auth.subjects);
+    let (tokens, subjects) =
+        (tokens.read().unwrap_or_default(), subjects.read().unwrap_or_default());
+    let count = |role| {
+        let of_tokens = tokens.iter().filter(|token| token.role == role).count();
+        of_tokens + subjects.iter().filter(|subject| subject.role == role).count()
+    };
+    if !settings.asks_callers() {
+        return Finding::ok(
+            "callers",
+            "nobody is asked who he is: no token and no client CA is set",
+        );
+    }
+    let text = format!(
+        "tokens: {}, certificates: {}; ops: {}, order: {}, viewer: {}",
+        tokens.len(),
+        subjects.len(),
+        count(Role::Ops),
+        count(Role::Order),
+        count(Role::Viewer)
+    );
+    if count(Role::Ops) == 0 {
+        let change = "add an entry with the role ops: `seckill token new NAME --role ops`";
+        return Finding::warn("callers", format!("{text}; nobody may run a sale"), change);
+    }
+    Finding::ok("callers", text)
+}
+
+/// Whether the certificate can be used, and for how long; nothing where there is no TLS.
+async fn check_certificate(settings: &Settings) -> Option<Finding> {
+    const CHECK: &str = "certificate";
+    let expires = match Tls::load(settings).await {
+        Ok(tls) => tls?.expires(),
+        Err(error) => {
+            let change = "the file that it names; all of them are PEM";
+            return Some(Finding::error(CHECK, error.to_string(), change));
+        }
+    };
+    let left = expires.is_in();
+    let text = format!("expires at {expires}, in {} days", left.as_secs() / 86_400);
+    Some(if left > EXPIRY_WARNING {
+        Finding::ok(CHECK, text)
+    } else {
+        Finding::warn(CHECK, text, "replace its files; a running server takes them into use itself")
     })
 }
 

@@ -1,13 +1,17 @@
 //! Why a command did not do what it was asked, for people and for machines.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{error::Error, fmt::Write as _, io, time::Duration};
 
 use serde_json::{Value, json};
+use tokio_rustls::rustls;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 use super::Exit;
-use crate::config::SettingsError;
+use crate::{config::SettingsError, server::tls::SPEAKS_TLS};
+
+/// What the caller of an address without TLS hears where there is TLS.
+pub(super) const SERVER_SPEAKS_TLS: &str = "the server speaks TLS: give its address as https://…";
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub enum Failure {
         server: String,
         cause: String,
     },
+    /// The two ends do not agree on TLS, or do not trust each other.
+    Tls(String),
     /// The server answered with an error.
     Rpc(Box<RpcFailure>),
     /// Something else that is needed does not answer: a port, the engine, the database.
@@ -42,8 +48,58 @@ pub struct RpcFailure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        Failure::Rpc(Box::new(RpcFailure::from(&status)))
+        // A server may refuse a certificate after the handshake, and TLS where there is none.
+        tls_failure(&status).unwrap_or_else(|| Failure::Rpc(Box::new(RpcFailure::from(&status))))
     }
+}
+
+/// What is wrong with TLS, if that is what an error comes from.
+pub(super) fn tls_failure(error: &(dyn Error + 'static)) -> Option<Failure> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        // An io::Error leaves out what it holds when it is asked for its source.
+        let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let error_of_tls = held.and_then(|held| held.downcast_ref::<rustls::Error>());
+        if let Some(error) = error_of_tls.or_else(|| error.downcast_ref::<rustls::Error>()) {
+            return Some(Failure::Tls(tls_text(error)));
+        }
+        if error.source().is_none() && error.to_string().contains(SPEAKS_TLS) {
+            return Some(Failure::Tls(SERVER_SPEAKS_TLS.to_owned()));
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// For people. The library's own words come last: they name the details.
+#[expect(clippy::wildcard_enum_match_arm, reason = "an enum of a library, which grows")]
+fn tls_text(error: &rustls::Error) -> String {
+    use rustls::{CertificateError as Bad, Error::InvalidCertificate};
+    let text = match error {
+        InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => {
+            "the certificate of the server has expired"
+        }
+        InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. }) => {
+            "the certificate of the server is not good yet; is this machine's clock right?"
+        }
+        InvalidCertificate(Bad::UnknownIssuer | Bad::BadSignature) => {
+            "the certificate of the server is of no CA that is trusted here; name its CA with \
+             --ca-file"
+        }
+        InvalidCertificate(Bad::NotValidForName | Bad::NotValidForNameContext { .. }) => {
+            "the certificate of the server is for another name than the one in its address"
+        }
+        InvalidCertificate(_) => "the certificate of the server is not good",
+        rustls::Error::InvalidMessage(_) => {
+            "the server speaks no TLS: give its address as http://…"
+        }
+        rustls::Error::AlertReceived(_) => {
+            "the server refuses the handshake; it may want another client certificate: give it \
+             with --cert-file and --key-file"
+        }
+        _ => "no TLS with the server",
+    };
+    format!("{text} ({error})")
 }
 
 impl From<&Status> for RpcFailure {
@@ -90,6 +146,11 @@ impl RpcFailure {
             || matches!(self.code, Code::Unavailable | Code::DeadlineExceeded)
     }
 
+    /// Whether the connection ended before the server said anything.
+    pub(super) fn is_lost_connection(&self) -> bool {
+        self.reason.is_none() && matches!(self.code, Code::Cancelled | Code::Unknown)
+    }
+
     fn exit(&self) -> Exit {
         match self.code {
             Code::Ok => Exit::Ok,
@@ -121,6 +182,9 @@ impl RpcFailure {
         for (field, description) in &self.violations {
             let _ = write!(text, "\n  {field}: {description}");
         }
+        if reason == "MISSING_TOKEN" {
+            text.push_str("\n  give one with SECKILL_TOKEN, --token-file or --token");
+        }
         if let Some(after) = self.retry_after {
             let _ = write!(text, "\n  retry after {} ms", after.as_millis());
         }
@@ -134,7 +198,7 @@ impl Failure {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Usage(_) | Self::Settings(_) => Exit::Usage,
-            Self::NoServer { .. } | Self::Unavailable(_) => Exit::Unavailable,
+            Self::NoServer { .. } | Self::Tls(_) | Self::Unavailable(_) => Exit::Unavailable,
             Self::Rpc(rpc) => rpc.exit(),
             Self::Internal(_) => Exit::Internal,
         }
@@ -144,7 +208,7 @@ impl Failure {
     #[must_use]
     pub fn text(&self) -> String {
         match self {
-            Self::Usage(text) | Self::Unavailable(text) => text.clone(),
+            Self::Usage(text) | Self::Tls(text) | Self::Unavailable(text) => text.clone(),
             Self::Settings(error) => match error.problems.as_slice() {
                 [problem] => problem.clone(),
                 problems => {
@@ -169,6 +233,7 @@ impl Failure {
                 (Code::InvalidArgument, Some("SETTINGS"), all, None)
             }
             Self::NoServer { .. } => (Code::Unavailable, Some("NO_SERVER"), Vec::new(), None),
+            Self::Tls(_) => (Code::Unavailable, Some("TLS"), Vec::new(), None),
             Self::Unavailable(_) => (Code::Unavailable, None, Vec::new(), None),
             Self::Internal(_) => (Code::Internal, None, Vec::new(), None),
             Self::Rpc(rpc) => {
@@ -179,9 +244,11 @@ impl Failure {
         let message = match self {
             Self::NoServer { cause, .. } => format!("{} ({cause})", self.text()),
             Self::Rpc(rpc) => rpc.message.clone(),
-            Self::Usage(_) | Self::Settings(_) | Self::Unavailable(_) | Self::Internal(_) => {
-                self.text()
-            }
+            Self::Usage(_)
+            | Self::Settings(_)
+            | Self::Tls(_)
+            | Self::Unavailable(_)
+            | Self::Internal(_) => self.text(),
         };
         json!({"error": {
             "code": code_name(code),

@@ -10,7 +10,7 @@ use crate::{
     config::{self, Flag, Settings},
     database,
     engine::redis,
-    server::{Server, StartError},
+    server::{Server, StartError, tls::Tls},
     telemetry,
 };
 
@@ -20,13 +20,14 @@ pub struct Serve {
     /// Keep everything in memory and take a free port: for tests. Prints the address when ready.
     #[arg(long)]
     ephemeral: bool,
-    /// Listen where others can reach it, though callers are not asked who they are.
+    /// Listen where others can reach it, though callers are not asked who they are, or tokens
+    /// travel without TLS.
     #[arg(long)]
     insecure: bool,
     /// Print the settings in force, with secrets masked, and end.
     #[arg(long)]
     print_config: bool,
-    /// Check the settings and end.
+    /// Check the settings, and the certificates that they name, and end.
     #[arg(long, conflicts_with = "print_config")]
     check_config: bool,
     /// Print config.example.toml and end.
@@ -74,6 +75,8 @@ impl Serve {
             return Ok(Exit::Ok);
         }
         if self.check_config {
+            let tls = Tls::load(&loaded.settings).await;
+            tls.map_err(|error| start_failure(StartError::Tls(error)))?;
             context.printer.note("the settings are valid");
             return Ok(Exit::Ok);
         }
@@ -144,7 +147,8 @@ async fn serve(settings: Settings, ready: impl FnOnce(&Server)) -> Result<(), Fa
 /// Why a server did not start, by exit code.
 pub(super) fn start_failure(error: StartError) -> Failure {
     match error {
-        StartError::Database(database::OpenError::InvalidUrl { .. })
+        StartError::Tls(_)
+        | StartError::Database(database::OpenError::InvalidUrl { .. })
         | StartError::Database(database::OpenError::Unwritable { .. })
         | StartError::Engine(
             redis::OpenError::InvalidUrl(_) | redis::OpenError::Misconfigured(_),

@@ -96,6 +96,7 @@ async fn watch_once(
 ) -> Result<End, Failure> {
     let mut seckill = client.seckill();
     // No deadline goes along, since it would end the stream; the head alone must come in time.
+    let request = client.request(request);
     let opened = timeout(client.timeout(), seckill.watch_stock(request)).await;
     let stream = match opened.map_err(|_| RpcFailure::deadline()) {
         Ok(Ok(answer)) => answer.into_inner(),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Level, LogFormat, OptionalAddr, SecretUrl};
+use super::{ClientCerts, Level, LogFormat, OptionalAddr, SecretUrl, Subjects, Tokens};
 use crate::domain::Networks;
 
 /// How large `seckill` lets a span of time be set: one day, in milliseconds.
@@ -22,6 +22,8 @@ pub(super) struct Key {
     /// What may be written there, as the end of a sentence that begins with "must be".
     pub(super) allowed: String,
     pub(super) default: toml::Value,
+    /// Whether no message may repeat a value that can't be read.
+    pub(super) is_secret: bool,
 }
 
 impl Key {
@@ -44,6 +46,7 @@ pub(super) struct Breach {
 /// What the type of a setting accepts.
 trait Kind: Serialize {
     const ALLOWED: &'static str;
+    const IS_SECRET: bool = false;
 }
 
 macro_rules! kinds {
@@ -52,7 +55,14 @@ macro_rules! kinds {
     };
 }
 
+impl Kind for Tokens {
+    const ALLOWED: &'static str = "a list of name:role:sha256";
+    const IS_SECRET: bool = true;
+}
+
 kinds! {
+    bool: "true or false",
+    String: "a text",
     u32: "a whole number",
     u64: "a whole number",
     usize: "a whole number",
@@ -60,6 +70,8 @@ kinds! {
     OptionalAddr: "empty, or an IP address and a port, such as 127.0.0.1:9090",
     SecretUrl: "a URL",
     Networks: "networks and addresses, separated by commas",
+    Subjects: "a list of name=role",
+    ClientCerts: "one of optional, required",
     Level: "one of off, error, warn, info, debug, trace",
     LogFormat: "one of auto, text, json",
 }
@@ -117,6 +129,7 @@ macro_rules! component {
                         },
                         default: toml::Value::try_from(&default.$field)
                             .expect("every kind of setting has a TOML value"),
+                        is_secret: <$kind as Kind>::IS_SECRET,
                     },
                 )*]
             }
@@ -140,8 +153,8 @@ macro_rules! component {
 component! {
     /// The port that order services, operators and dashboards call.
     GrpcSettings = "grpc" {
-        /// Where to listen. Port 0 takes a free one. Callers are not asked who they are yet, so an
-        /// address that others can reach needs `seckill serve --insecure`.
+        /// Where to listen. Port 0 takes a free one. An address that others can reach needs
+        /// auth.tokens or tls.client_ca_file, or `seckill serve --insecure`.
         addr: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
         /// How many calls one connection may have open; the client queues what is above.
         max_concurrent_streams: u32 = 1_000 => 1..=100_000;
@@ -153,8 +166,10 @@ component! {
         max_stream_age_s: u64 = 3_600 => 1..=86_400;
         /// How often an idle connection is asked whether it is still there.
         keepalive_s: u64 = 30 => 1..=7_200;
-        /// How long a new connection may stay silent.
+        /// How long a new connection may take for its TLS handshake and its first words.
         first_byte_timeout_ms: u64 = 5_000 => 10..=60_000;
+        /// How long the message of a call may take to arrive, whatever the caller's own deadline.
+        request_timeout_ms: u64 = 30_000 => 10..=600_000;
         /// How long a stop waits for calls that are under way.
         shutdown_grace_ms: u64 = 15_000 => 0..=600_000;
     }
@@ -164,9 +179,50 @@ component! {
     /// The port for metrics and probes, over HTTP/1.1.
     HttpSettings = "http" {
         /// Where to listen. Port 0 takes a free one; empty: there is no such port. Nobody is asked
-        /// who he is, so an address that others can reach needs `seckill serve --insecure`.
+        /// who he is, so an address that others can reach needs http.open, or `seckill serve
+        /// --insecure`.
         addr: OptionalAddr =
             OptionalAddr(Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090)));
+        /// Whether others may reach this port: it shows figures and takes no orders.
+        open: bool = false;
+    }
+}
+
+component! {
+    /// Who may call the gRPC port. Without any token and without tls.client_ca_file everybody may
+    /// do everything.
+    AuthSettings = "auth" {
+        /// The tokens that are let in, each as `name:role:sha256`, in a variable with commas or
+        /// line ends between them. The role is `viewer`, `order` or `ops`. `seckill token new`
+        /// makes a token and its entry; the token itself never stands here.
+        tokens: Tokens = Tokens::default();
+        /// The client certificates that are let in, each as `name=role`. The name is a DNS name or
+        /// a URI of the certificate, or its common name if it has neither.
+        subjects: Subjects = Subjects::default();
+        /// Whether health is open to callers without a token.
+        open_health: bool = true;
+        /// Whether reflection is open to callers without a token.
+        open_reflection: bool = false;
+    }
+}
+
+component! {
+    /// TLS of the gRPC port. The files are PEM, and are read again while the server runs.
+    TlsSettings = "tls" {
+        /// The server's certificate and those between it and its CA, in this order. Empty: no TLS.
+        cert_file: String = String::new();
+        /// The private key of that certificate.
+        key_file: String = String::new();
+        /// The CAs whose client certificates are let in, by auth.subjects. Empty: none are.
+        client_ca_file: String = String::new();
+        /// `optional`: whoever shows no certificate needs a token. `required`: nobody connects
+        /// without one.
+        client_certs: ClientCerts = ClientCerts::Optional;
+        /// How often to look whether the files have changed; SIGHUP has them read at once.
+        reload_s: u64 = 60 => 1..=86_400;
+        /// Whether a proxy or a mesh in front of this server has TLS, so that tokens may be taken
+        /// without TLS at an address that others can reach.
+        terminated_in_front: bool = false;
     }
 }
 

@@ -230,6 +230,9 @@ impl Merge {
                 .replace('_', "")
                 .parse()
                 .map_or_else(|_| Value::String(text.to_owned()), Value::Integer),
+            Some(Value::Boolean(_)) => {
+                text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Boolean)
+            }
             _ => Value::String(text.to_owned()),
         };
         self.set(path, value, origin);
@@ -292,10 +295,15 @@ impl Merge {
     }
 
     fn wrong_type(&self, path: &str, error: &toml::de::Error) -> String {
+        // Of a list it may be one entry: `auth.tokens[0]`.
+        let path = path.split('[').next().unwrap_or(path);
         let origin = self.origin_of(path);
         let Some(key) = self.key(path) else {
             return format!("{path}{origin}: {}", error.message());
         };
+        if key.is_secret {
+            return format!("{path} = (not shown){origin}: must be {}", key.allowed);
+        }
         let value = match &self.table[key.section][key.name] {
             Value::String(text) => format!("{:?}", masked(text)),
             other @ (Value::Integer(_)
@@ -417,7 +425,7 @@ mod tests {
             ),
             (
                 "verbose = true\n",
-                "verbose (seckill.toml:1): there is no such setting; the sections are grpc, http, \
+                "verbose (seckill.toml:1): there is no such setting; the sections are grpc, http, auth, tls, \
                  engine, database, reserve, limits, outbox, sweeper, holds, catalog, watch, log",
             ),
         ] {
@@ -486,6 +494,70 @@ mod tests {
 
         let missing = from_env(&[("SECKILL__DATABASE__URL_FILE", "/no/such/file")]);
         assert!(missing.expect_err("no file").contains("can't be read"));
+    }
+
+    #[test]
+    fn tokens_come_from_every_source_and_are_never_shown() {
+        let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+        let (_dir, path) = file(&format!("anna:ops:{digest}\nshop:order:3{}\n", &digest[1..]));
+        let named = [("SECKILL__AUTH__TOKENS_FILE", path.to_str().expect("UTF-8"))];
+        let text = format!("anna:ops:{digest}, shop:order:3{}", &digest[1..]);
+        let listed = format!("[auth]\ntokens = [\"{}\"]\n", text.replace(", ", "\", \""));
+        for loaded in [
+            from_file(&listed),
+            from_file(&format!("[auth]\ntokens = \"{text}\"\n")),
+            from_env(&[("SECKILL__AUTH__TOKENS", &text)]),
+            from_env(&named),
+        ] {
+            let loaded = loaded.expect("tokens");
+            let tokens = loaded.settings.auth.tokens.read().expect("valid");
+            let names: Vec<_> = tokens.iter().map(|token| &*token.name).collect();
+            assert_eq!(names, ["anna", "shop"]);
+            let shown = loaded.to_toml();
+            assert!(
+                shown.contains("tokens = [\"anna:ops:***\", \"shop:order:***\"] # "),
+                "{shown}"
+            );
+            assert!(!shown.contains(&digest[1..]), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_token_in_the_wrong_place_is_not_repeated() {
+        let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+        for value in ["hunter2", "anna:ops:hunter2", "anna:hunter2", "http://a:hunter2@b"] {
+            let error = from_env(&[("SECKILL__AUTH__TOKENS", value)]).expect_err(value);
+            assert!(
+                error.starts_with("auth.tokens = (not shown) (SECKILL__AUTH__TOKENS): entry 1")
+            );
+            assert!(!error.contains("hunter2"), "{error}");
+            for written in [
+                format!("\"{value}\""),
+                format!("[\"{value}\"]"),
+                format!("[7, \"{value}\"]"),
+                format!("{{anna = \"{value}\"}}"),
+                format!("[[\"{value}\"]]"),
+                format!("[\"anna:ops:{digest}\", \"{value}\"]"),
+            ] {
+                let error = from_file(&format!("[auth]\ntokens = {written}\n"));
+                let error = error.expect_err(&written);
+                assert!(
+                    error.starts_with("auth.tokens = (not shown) (seckill.toml:2): "),
+                    "{error}"
+                );
+                assert!(!error.contains("hunter2"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_switch_is_true_or_false() {
+        let loaded = from_env(&[("SECKILL__HTTP__OPEN", "true")]).expect("a switch");
+        assert!(loaded.settings.http.open);
+        assert_eq!(
+            from_env(&[("SECKILL__HTTP__OPEN", "yes")]).expect_err("no switch"),
+            "http.open = \"yes\" (SECKILL__HTTP__OPEN): must be true or false"
+        );
     }
 
     #[test]

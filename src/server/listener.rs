@@ -1,7 +1,10 @@
-//! Accepted sockets, bounded: how many there are, and how long one may stay silent.
+//! Accepted connections, bounded: how many there are, how long one may take to begin, and how long
+//! it may last.
 //!
 //! A client that connects and says nothing is never closed by hyper and would hold up a shutdown
-//! for ever (hyper#4170), so the 24 bytes of the HTTP/2 preface must arrive in time.
+//! for ever (hyper#4170), so the TLS handshake and the 24 bytes of the HTTP/2 preface must be there
+//! in time. A call whose answer is never read, with a window of 0, would keep its connection for
+//! ever too: it outlives the GOAWAY of its age. So there is an end that nothing puts off.
 
 use std::{
     io,
@@ -16,56 +19,160 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::Sleep,
+    task::JoinSet,
+    time::{Instant, Sleep, sleep_until, timeout_at},
 };
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
 
-use crate::{accept::Port, config::GrpcSettings, domain::Networks};
+use super::tls::Tls;
+use crate::{accept::Port, api::access::Peer, config::GrpcSettings, domain::Networks};
 
 /// The length of the HTTP/2 connection preface.
 const PREFACE: usize = 24;
+/// How long the last calls may take beyond the ages of connection and streams.
+const LAST_CALLS: Duration = Duration::from_secs(60);
 
-/// One accepted connection.
+/// One connection, ready for HTTP/2.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: TcpStream,
-    /// How many bytes are still to come, and until when; gone once they came.
-    preface: Option<(usize, Pin<Box<Sleep>>)>,
+    socket: Socket,
+    peer: Peer,
+    /// How many bytes of the preface are still to come.
+    missing: usize,
+    /// Until when the preface must be there, and then the end of the connection.
+    limit: Pin<Box<Sleep>>,
+    end: Instant,
     _place: OwnedSemaphorePermit,
 }
 
-/// The accepted connections, for as long as the listener lives.
+#[derive(Debug)]
+enum Socket {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Where connections come in.
+#[derive(Debug)]
+struct Door {
+    port: Port,
+    denied: Networks,
+    places: Arc<Semaphore>,
+    first_byte_timeout: Duration,
+    max_life: Duration,
+    tls: Option<Arc<Tls>>,
+    /// Beside the accept loop, since a handshake takes its time; each has its place already.
+    handshakes: JoinSet<Option<Connection>>,
+}
+
+/// The connections, for as long as the listener lives.
 pub(super) fn incoming(
     listener: TcpListener,
     denied: Networks,
     settings: &GrpcSettings,
+    tls: Option<Arc<Tls>>,
 ) -> impl Stream<Item = io::Result<Connection>> + use<> {
-    let places = Arc::new(Semaphore::new(settings.max_connections));
-    let first_byte_timeout = Duration::from_millis(settings.first_byte_timeout_ms);
-    let denied = Arc::new(denied);
-    let port = Port::new(listener, "gRPC");
-    stream::unfold((port, places, denied), move |(mut port, places, denied)| async move {
-        let place = places.clone().acquire_owned().await.ok()?;
-        let socket = loop {
-            let socket = port.accept().await;
-            // A denied peer is not worth a word.
-            if !socket.peer_addr().is_ok_and(|peer| denied.contain(peer.ip())) {
-                break socket;
+    let stream_age = Duration::from_secs(settings.max_stream_age_s);
+    let door = Door {
+        port: Port::new(listener, "gRPC"),
+        denied,
+        places: Arc::new(Semaphore::new(settings.max_connections)),
+        first_byte_timeout: Duration::from_millis(settings.first_byte_timeout_ms),
+        // Streams last a tenth longer than said.
+        max_life: Duration::from_secs(settings.max_connection_age_s)
+            + stream_age.mul_f64(1.1)
+            + LAST_CALLS,
+        tls,
+        handshakes: JoinSet::new(),
+    };
+    stream::unfold(door, |mut door| async move { Some((Ok(door.next().await), door)) })
+}
+
+impl Door {
+    async fn next(&mut self) -> Connection {
+        loop {
+            tokio::select! {
+                (socket, place) = accept(&mut self.port, &self.denied, &self.places) => {
+                    let now = Instant::now();
+                    let (begin, end) = (now + self.first_byte_timeout, now + self.max_life);
+                    let Some(tls) = self.tls.clone() else {
+                        let peer = Peer { tcp: socket.connect_info(), subject: None };
+                        return Connection::new(Socket::Plain(socket), peer, begin, end, place);
+                    };
+                    self.handshakes.spawn(shake_hands(socket, tls, begin, end, place));
+                }
+                Some(connection) = self.handshakes.join_next() => {
+                    // A handshake that panicked was one that failed.
+                    if let Ok(Some(connection)) = connection {
+                        return connection;
+                    }
+                }
             }
-        };
+        }
+    }
+}
+
+async fn accept(
+    port: &mut Port,
+    denied: &Networks,
+    places: &Arc<Semaphore>,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    let place = places.clone().acquire_owned().await.expect("nobody closes it");
+    loop {
+        let socket = port.accept().await;
+        // A denied peer is not worth a word.
+        if socket.peer_addr().is_ok_and(|peer| denied.contain(peer.ip())) {
+            continue;
+        }
         // Small answers must not wait for each other; a socket that refuses this is closing.
         let _ = socket.set_nodelay(true);
-        let limit = Box::pin(tokio::time::sleep(first_byte_timeout));
-        let connection = Connection { socket, preface: Some((PREFACE, limit)), _place: place };
-        Some((Ok(connection), (port, places, denied)))
-    })
+        return (socket, place);
+    }
+}
+
+async fn shake_hands(
+    socket: TcpStream,
+    tls: Arc<Tls>,
+    begin: Instant,
+    end: Instant,
+    place: OwnedSemaphorePermit,
+) -> Option<Connection> {
+    let tcp = socket.connect_info();
+    // Anybody can fail here, as often as he likes, so it is no line of the usual log.
+    match timeout_at(begin, tls.accept(socket)).await {
+        Ok(Ok((stream, subject))) => {
+            let peer = Peer { tcp, subject };
+            Some(Connection::new(Socket::Tls(Box::new(stream)), peer, begin, end, place))
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(addr = ?tcp.remote_addr, %error, "a TLS handshake failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!(addr = ?tcp.remote_addr, "a TLS handshake took too long");
+            None
+        }
+    }
+}
+
+impl Connection {
+    fn new(
+        socket: Socket,
+        peer: Peer,
+        begin: Instant,
+        end: Instant,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        let limit = Box::pin(sleep_until(begin));
+        Self { socket, peer, missing: PREFACE, limit, end, _place: place }
+    }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.socket.connect_info()
+        self.peer.clone()
     }
 }
 
@@ -77,21 +184,19 @@ impl AsyncRead for Connection {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buf);
-        let Some((missing, limit)) = &mut self.preface else { return read };
-        match read {
-            Poll::Ready(result) => {
-                let arrived = buf.filled().len() - before;
-                *missing = missing.saturating_sub(arrived);
-                if *missing == 0 || arrived == 0 {
-                    self.preface = None;
-                }
-                Poll::Ready(result)
-            }
-            Poll::Pending => {
-                ready!(limit.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client said nothing")))
+        if read.is_pending() {
+            ready!(self.limit.as_mut().poll(cx));
+            let text = if self.missing > 0 { "the client said nothing" } else { "it is too old" };
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)));
+        }
+        if self.missing > 0 {
+            self.missing = self.missing.saturating_sub(buf.filled().len() - before);
+            if self.missing == 0 {
+                let end = self.end;
+                self.limit.as_mut().reset(end);
             }
         }
+        read
     }
 }
 
@@ -122,5 +227,105 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.socket.is_write_vectored()
+    }
+}
+
+/// Passes a call on to whichever socket it is.
+macro_rules! either {
+    ($self:expr, $socket:ident => $call:expr) => {
+        match $self {
+            Socket::Plain($socket) => $call,
+            Socket::Tls($socket) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), socket => Pin::new(socket).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        either!(self, socket => socket.is_write_vectored())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn connection(settings: &GrpcSettings) -> (TcpStream, Connection) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut incoming = Box::pin(incoming(listener, Networks::default(), settings, None));
+        let client = TcpStream::connect(addr).await.unwrap();
+        let connection = incoming.next().await.unwrap().unwrap();
+        (client, connection)
+    }
+
+    async fn ends_with(connection: &mut Connection, text: &str) -> Duration {
+        let begun = Instant::now();
+        let error = connection.read(&mut [0; 64]).await.unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (io::ErrorKind::TimedOut, text));
+        begun.elapsed()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_says_nothing_is_not_waited_for() {
+        let settings = GrpcSettings { first_byte_timeout_ms: 2_000, ..GrpcSettings::default() };
+        let (mut client, mut connection) = connection(&settings).await;
+        client.write_all(&[b'x'; PREFACE - 1]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE - 1]).await.unwrap();
+        tokio::time::pause();
+        let waited = ends_with(&mut connection, "the client said nothing").await;
+        assert!(waited < Duration::from_secs(3), "{waited:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_whatever_its_calls_wait_for() {
+        let settings = GrpcSettings {
+            max_connection_age_s: 100,
+            max_stream_age_s: 1_000,
+            ..GrpcSettings::default()
+        };
+        let (mut client, mut connection) = connection(&settings).await;
+        client.write_all(&[b'x'; PREFACE]).await.unwrap();
+        connection.read_exact(&mut [0; PREFACE]).await.unwrap();
+        tokio::time::pause();
+        let lasted = ends_with(&mut connection, "it is too old").await;
+        assert_eq!(lasted.as_secs_f64().round(), 1_260.0, "{lasted:?}");
     }
 }

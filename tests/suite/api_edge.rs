@@ -1,134 +1,19 @@
 //! What hostile, late and curious callers hear from the edge, over a real connection.
 //!
-//! Most calls go through a bare HTTP/2 client: tonic's own would mend them, and it watches their
-//! deadlines itself.
+//! Most calls go through a bare HTTP/2 client.
 
 use std::time::Duration;
 
-use h2::{
-    RecvStream, SendStream,
-    client::{ResponseFuture, SendRequest},
-};
-use http::{HeaderMap, Request, Response};
 use prost::Message as _;
-use seckill::{
-    api::pb,
-    config::{OptionalAddr, SecretUrl, Settings},
-    server::Server,
-};
-use tempfile::TempDir;
-use tokio::{net::TcpStream, time::Instant};
+use seckill::api::pb;
+use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
-use tonic::{Code, Status, codegen::Bytes, transport::Channel};
+use tonic::{Code, codegen::Bytes};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::{v1, v1alpha};
 use tonic_types::StatusExt as _;
 
-const RESERVE: &str = "/seckill.v1.Seckill/Reserve";
-const WATCH_STOCK: &str = "/seckill.v1.Seckill/WatchStock";
-const CREATE: &str = "/seckill.v1.SeckillAdmin/CreateActivity";
-
-/// A whole server on a port and a database of its own, and two ways to it.
-struct Edge {
-    channel: Channel,
-    raw: SendRequest<Bytes>,
-    server: Server,
-    _folder: TempDir,
-}
-
-impl Edge {
-    async fn start() -> Self {
-        let folder = TempDir::new().unwrap();
-        let mut settings = Settings::default();
-        settings.grpc.addr = "127.0.0.1:0".parse().unwrap();
-        settings.http.addr = OptionalAddr(None);
-        let path = folder.path().join("seckill.db");
-        settings.database.url = SecretUrl::new(format!("sqlite://{}", path.display()));
-        let server = Server::start(&settings).await.unwrap();
-        let uri = format!("http://{}", server.addr);
-        let channel = Channel::from_shared(uri).unwrap().connect().await.unwrap();
-        let socket = TcpStream::connect(server.addr).await.unwrap();
-        let (raw, connection) = h2::client::handshake(socket).await.unwrap();
-        #[allow(clippy::disallowed_methods, reason = "it ends with the runtime of the test")]
-        tokio::spawn(connection);
-        Self { channel, raw, server, _folder: folder }
-    }
-
-    /// Opens a call without a client that would mend it or watch its deadline.
-    async fn open(
-        &self,
-        path: &str,
-        headers: &[(&'static str, &str)],
-    ) -> (ResponseFuture, SendStream<Bytes>) {
-        let mut request = Request::builder()
-            .method("POST")
-            .uri(format!("http://localhost{path}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let mut raw = self.raw.clone().ready().await.unwrap();
-        raw.send_request(request.body(()).unwrap(), false).unwrap()
-    }
-
-    /// Sends these bytes as the body of one call, as they are.
-    async fn raw(&self, path: &str, headers: &[(&'static str, &str)], body: &[u8]) -> Answer {
-        let (response, mut send) = self.open(path, headers).await;
-        send.send_data(Bytes::copy_from_slice(body), true).unwrap();
-        Answer::read(response).await
-    }
-}
-
-/// How a call ended.
-#[derive(Debug)]
-struct Answer {
-    /// With the trailers.
-    headers: HeaderMap,
-    /// Of the body, messages and their headers.
-    bytes: usize,
-    status: Status,
-}
-
-impl Answer {
-    async fn read(response: ResponseFuture) -> Self {
-        Self::of(response.await.unwrap()).await
-    }
-
-    async fn of(response: Response<RecvStream>) -> Self {
-        let (parts, mut body) = response.into_parts();
-        assert_eq!(parts.status, 200);
-        let mut headers = parts.headers;
-        let mut bytes = 0;
-        while let Some(data) = body.data().await {
-            let len = data.unwrap().len();
-            body.flow_control().release_capacity(len).unwrap();
-            bytes += len;
-        }
-        headers.extend(body.trailers().await.unwrap().unwrap_or_default());
-        let status = Status::from_header_map(&headers).expect("a status");
-        Self { headers, bytes, status }
-    }
-
-    fn reason(&self) -> String {
-        let info = self.status.get_details_error_info().expect("an ErrorInfo");
-        assert_eq!(info.domain, "inventory.seckill");
-        info.reason
-    }
-
-    #[track_caller]
-    fn expect(&self, code: Code, reason: &str) {
-        assert_eq!((self.status.code(), self.reason().as_str()), (code, reason), "{self:?}");
-    }
-}
-
-/// A message behind the five bytes that declare its length.
-fn framed(message: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0];
-    bytes.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-    bytes.extend_from_slice(message);
-    bytes
-}
+use crate::support::raw::{Answer, CREATE, Edge, RESERVE, WATCH_STOCK, framed};
 
 /// A message of exactly `len` bytes that holds nothing but one long text.
 fn reserve_of(len: usize) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, process::Stdio, time::Duration};
 
 use prost::Message as _;
-use seckill::config::Settings;
+use seckill::config::{Role, Settings, Token, digest};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -11,6 +11,7 @@ use tokio::{
 };
 
 use crate::support::{
+    certs::Authority,
     databases::{self, Fresh},
     process::Serve,
     world::{Ground, Sale},
@@ -27,18 +28,17 @@ fn python() -> String {
     })
 }
 
-#[tokio::test]
-async fn a_python_client_runs_a_sale() {
+/// Runs the sale of the Python client to its good end.
+async fn run_python(address: &str, variables: &[(&str, &str)]) {
     const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-    let serve = Serve::over(&Settings::default()).with("DATABASE__URL", "sqlite::memory:");
-    let mut process = serve.start().await;
     let mut client = Command::new(python());
     client
         .arg(format!("{ROOT}/tests/clients/python/sale.py"))
-        .arg(process.addr.to_string())
+        .arg(address)
         .arg(format!("{ROOT}/proto"))
         // It leaves nothing beside its source.
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .envs(variables.iter().copied())
         .kill_on_drop(true);
     let limit = Duration::from_secs(60);
     let output = timeout(limit, client.output()).await.expect("it ends").unwrap();
@@ -46,6 +46,35 @@ async fn a_python_client_runs_a_sale() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}\n{errors}");
     assert_eq!(printed, "the sale went well\n", "{errors}");
+}
+
+#[tokio::test]
+async fn a_python_client_runs_a_sale() {
+    let serve = Serve::over(&Settings::default()).with("DATABASE__URL", "sqlite::memory:");
+    let mut process = serve.start().await;
+    run_python(&process.addr.to_string(), &[]).await;
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn a_python_client_runs_a_sale_over_tls_with_a_token() {
+    const TOKEN: &str = "a-token-of-the-tests";
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new("servers");
+    let (cert, key) = authority.for_server().write(folder.path());
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, &authority.pem).unwrap();
+    let token = Token { name: "py".into(), role: Role::Ops, digest: digest(TOKEN.as_bytes()) };
+    let mut process = Serve::over(&Settings::default())
+        .with("DATABASE__URL", "sqlite::memory:")
+        .with("TLS__CERT_FILE", cert.display())
+        .with("TLS__KEY_FILE", key.display())
+        .with("AUTH__TOKENS", token.entry().unwrap())
+        .start()
+        .await;
+    let address = format!("localhost:{}", process.addr.port());
+    let ca = ca.display().to_string();
+    run_python(&address, &[("SECKILL_CA_FILE", &ca), ("SECKILL_TOKEN", TOKEN)]).await;
     process.stop().await;
 }
 

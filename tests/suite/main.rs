@@ -8,10 +8,12 @@
     reason = "a test may fail by panicking, on whatever it did not expect"
 )]
 
+mod access;
 mod activities;
 mod api_edge;
 mod broadcasts;
 mod cli;
+mod cli_callers;
 mod cli_client;
 mod clients;
 mod crash;
@@ -28,6 +30,7 @@ mod full_disk;
 mod garbled;
 mod histories;
 mod holds;
+mod hostile;
 mod http;
 mod known_faults;
 mod limits;
@@ -40,12 +43,14 @@ mod rebuilds;
 mod reconcile;
 mod reserve_stream;
 mod sale;
+mod secrets;
 mod settle;
 mod sold_out;
 mod start;
 mod storm;
 mod support;
 mod tidy;
+mod tls;
 mod traces;
 mod watch;
 mod watched;

@@ -3,13 +3,14 @@
 use std::{
     net::{SocketAddr, TcpListener},
     process::Output,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use seckill::config::Settings;
 use tokio::{process::Command, time::timeout};
 
 use crate::support::{
+    certs::{Authority, DAY, Wanted},
     databases::{Fresh, on_every_database},
     process::Serve,
     redis_server::RedisServer,
@@ -165,6 +166,73 @@ async fn an_engine_that_may_evict_stock_is_refused() {
         [("SECKILL__ENGINE__URL", url.as_str()), ("SECKILL__DATABASE__URL", "sqlite::memory:")];
     refuses(&variables, USAGE, &["allkeys-lru", "noeviction"]).await;
     assert!(redis.dump().await.is_empty());
+}
+
+#[tokio::test]
+async fn certificates_that_can_not_be_used_are_told_before_the_port_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    let authority = Authority::new("servers");
+    let until = |begin, end| {
+        let validity = Some((begin, end));
+        authority.issue(&Wanted { dns: &["localhost"], validity, ..Wanted::default() })
+    };
+    let good = authority.for_server();
+    let expired = until(now - 3 * DAY, now - DAY);
+    let early = until(now + DAY, now + 3 * DAY);
+    let other = authority.for_server();
+    for (cert, key, words) in [
+        (None, Some(&good.key), ["tls.cert_file", "cert.pem", "can't be read"]),
+        (Some(&good.cert), None, ["tls.key_file", "key.pem", "can't be read"]),
+        (Some(&good.cert), Some(&other.key), ["tls.key_file", "key.pem", "is not the key"]),
+        (Some(&good.key), Some(&good.key), ["tls.cert_file", "cert.pem", "no certificate"]),
+        (Some(&good.cert), Some(&good.cert), ["tls.key_file", "key.pem", "no private key"]),
+        (Some(&expired.cert), Some(&expired.key), ["tls.cert_file", "cert.pem", "expired at 2"]),
+        (Some(&early.cert), Some(&early.key), ["tls.cert_file", "cert.pem", "is good from 2"]),
+    ] {
+        let mut paths = Vec::new();
+        for (name, contents) in [("cert.pem", cert), ("key.pem", key)] {
+            let path = folder.path().join(name);
+            std::fs::remove_file(&path).ok();
+            if let Some(contents) = contents {
+                std::fs::write(&path, contents).unwrap();
+            }
+            paths.push(path.display().to_string());
+        }
+        // The database is not even looked for, so the port is not either.
+        let variables = [
+            ("SECKILL__DATABASE__URL", "postgres://127.0.0.1:1/none"),
+            ("SECKILL__TLS__CERT_FILE", &paths[0]),
+            ("SECKILL__TLS__KEY_FILE", &paths[1]),
+        ];
+        let text = refuses(&variables, USAGE, &words).await;
+        assert!(!text.contains("PRIVATE KEY") && !text.contains(&good.key[40..60]), "{text}");
+        let checked = seckill(&["serve", "--check-config"], &variables).await;
+        assert_eq!(checked.status.code(), Some(USAGE), "{checked:?}");
+    }
+    let (cert, key) = good.write(folder.path());
+    let (cert, key) = (cert.display().to_string(), key.display().to_string());
+    let variables = [("SECKILL__TLS__CERT_FILE", cert.as_str()), ("SECKILL__TLS__KEY_FILE", &key)];
+    let checked = seckill(&["serve", "--check-config"], &variables).await;
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    let ca = folder.path().join("ca.pem").display().to_string();
+    std::fs::write(&ca, "garbage").unwrap();
+    let with_ca = [
+        &variables[..],
+        &[("SECKILL__TLS__CLIENT_CA_FILE", &ca), ("SECKILL__AUTH__SUBJECTS", "a=ops")],
+    ]
+    .concat();
+    refuses(&with_ca, USAGE, &["tls.client_ca_file", "ca.pem", "no certificate"]).await;
+}
+
+#[tokio::test]
+async fn an_entry_of_a_token_that_can_not_be_read_is_told_and_not_shown() {
+    let memory = ("SECKILL__DATABASE__URL", "sqlite::memory:");
+    for entry in ["s3cret", "shop:order:s3cret", "shop:s3cret:s3cret", "s3cret:order"] {
+        let words = ["auth.tokens = (not shown)", "SECKILL__AUTH__TOKENS", "entry 1 of 1"];
+        let text = refuses(&[memory, ("SECKILL__AUTH__TOKENS", entry)], USAGE, &words).await;
+        assert!(!text.contains("s3cret"), "{text}");
+    }
 }
 
 /// Runs `seckill migrate` on a database; the exit code, and for each step whether it is applied.

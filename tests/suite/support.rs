@@ -9,10 +9,13 @@ use seckill::{
 use tokio::time::Instant;
 
 pub(crate) mod calls;
+pub(crate) mod certs;
 pub(crate) mod databases;
+pub(crate) mod frames;
 pub(crate) mod history;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod process;
+pub(crate) mod raw;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
 pub(crate) mod small_disk;

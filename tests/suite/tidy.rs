@@ -5,7 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use seckill::metrics::FAMILIES;
+use seckill::{
+    api::access::{Need, TABLE},
+    metrics::FAMILIES,
+};
 
 /// A word of a library, and the only places in `src` that may name it.
 const NAMES: &[(&str, &[&str])] = &[
@@ -43,6 +46,9 @@ const NAMES: &[(&str, &[&str])] = &[
     ),
     ("clap", &["cli.rs", "cli/"]),
     ("axum", &["http.rs"]),
+    ("rustls", &["server/tls.rs", "server/listener.rs", "cli/credentials.rs", "cli/failure.rs"]),
+    ("x509_parser", &["server/tls.rs"]),
+    ("subtle", &["api/access.rs"]),
     ("metrics_exporter_prometheus", &["metrics.rs"]),
 ];
 
@@ -202,4 +208,48 @@ fn the_settings_in_the_readme_are_those_of_the_example_file() {
         }
     }
     assert!(settings > 20, "the example file is not what this test reads");
+}
+
+#[test]
+fn the_security_document_has_the_roles_and_the_defaults_of_the_server() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let written: Vec<_> = document.lines().filter(|line| line.contains("/")).collect();
+    let written: Vec<_> = written
+        .into_iter()
+        .filter(|line| TABLE.iter().any(|(rpc, _)| line.contains(rpc)))
+        .collect();
+    let expected: Vec<_> = TABLE
+        .iter()
+        .map(|(rpc, need)| {
+            let needs = match need {
+                Need::Role(role) => role.as_str(),
+                Need::Health => "nothing; viewer with `auth.open_health = false`",
+                Need::Reflection => "viewer; nothing with `auth.open_reflection = true`",
+            };
+            format!("| `{rpc}` | {needs} |")
+        })
+        .collect();
+    assert_eq!(written, expected);
+
+    let example = fs::read_to_string(root.join("config.example.toml")).unwrap();
+    let mut section = "";
+    let mut defaults = Vec::new();
+    for line in example.lines().filter(|line| !line.starts_with('#')) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']');
+        } else if line.contains(" = ") {
+            defaults.push(format!("{section}.{line}"));
+        }
+    }
+    // A figure is a default; a word is what somebody sets.
+    let named = document.split('`').filter(|text| {
+        text.split_once(" = ").is_some_and(|(_, value)| value.bytes().all(|b| b.is_ascii_digit()))
+    });
+    let mut seen = 0;
+    for setting in named {
+        assert!(defaults.iter().any(|default| default == setting), "{setting} is no default");
+        seen += 1;
+    }
+    assert!(seen > 5, "the document is not what this test reads");
 }

@@ -6,9 +6,11 @@ use tonic_types::StatusExt as _;
 use tower::service_fn;
 
 use super::*;
+use crate::config::Settings;
 
 fn call(grpc_timeout: Option<&str>) -> Request<Body> {
-    let mut request = Request::new(Body::empty());
+    let uri = "/seckill.v1.Seckill/Reserve";
+    let mut request = Request::builder().uri(uri).body(Body::empty()).unwrap();
     if let Some(text) = grpc_timeout {
         request.headers_mut().insert("grpc-timeout", text.parse().unwrap());
     }
@@ -23,7 +25,7 @@ async fn through<F>(
 where
     F: Future<Output = Result<Response<Body>, Infallible>>,
 {
-    layers(Addresses::default()).layer(service_fn(answer)).call(request).await.unwrap()
+    layers(&Settings::default()).layer(service_fn(answer)).call(request).await.unwrap()
 }
 
 fn status(response: &Response<Body>) -> Status {

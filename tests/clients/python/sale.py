@@ -2,9 +2,11 @@
 
     python sale.py ADDRESS PROTO_FOLDER
 
-It exits with 0 if the server at ADDRESS keeps what the contract promises.
+It exits with 0 if the server at ADDRESS keeps what the contract promises. SECKILL_CA_FILE has it
+call over TLS, and SECKILL_TOKEN with a token.
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -277,10 +279,22 @@ def reflect(channel, version, sale):
             assert expected
 
 
+def connect(address):
+    """A channel to the server; with a CA over TLS, where a token may go along."""
+    ca, token = os.environ.get("SECKILL_CA_FILE"), os.environ.get("SECKILL_TOKEN")
+    if not ca:
+        return grpc.insecure_channel(address)
+    credentials = grpc.ssl_channel_credentials(pathlib.Path(ca).read_bytes())
+    if token:
+        caller = grpc.access_token_call_credentials(token)
+        credentials = grpc.composite_channel_credentials(credentials, caller)
+    return grpc.secure_channel(address, credentials)
+
+
 def main(address, protos):
     with tempfile.TemporaryDirectory() as folder:
         generate(protos, folder)
-        with grpc.insecure_channel(address) as channel:
+        with connect(address) as channel:
             grpc.channel_ready_future(channel).result(timeout=CALL_LIMIT_S)
             sale = Sale(channel)
             sale.open()

@@ -119,6 +119,14 @@ impl Process {
         self.addr = line.await.parse().unwrap();
     }
 
+    /// How many sockets it has open.
+    pub(crate) fn sockets(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        // One may be closed while they are read.
+        let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    }
+
     /// What it has written to its log so far.
     pub(crate) fn log(&self) -> String {
         self.printed("stderr")
