@@ -255,7 +255,11 @@ impl Model {
 
     pub(super) fn holds_end(&mut self) {
         for fate in self.fates.values_mut() {
-            fate.over |= fate.is_live() && fate.state != State::Confirmed;
+            // What is being given back is asked about by its hold too.
+            fate.over |= match fate.state {
+                State::Pending | State::Ordered | State::Dead | State::Releasing => true,
+                State::Taken | State::Confirmed | State::Released => false,
+            };
         }
     }
 

@@ -12,7 +12,7 @@ use seckill::{
     books,
     config::Settings,
     domain::{ActivityId, BuyerId, OfferKey, RequestId, ReservationId, SkuId, name_reservation},
-    engine::{Engine, embedded::EmbeddedEngine},
+    engine::{Engine, embedded::EmbeddedEngine, scripts::Found},
     entity::outbox::OutboxState,
     server::Parts,
 };
@@ -235,6 +235,16 @@ impl<'a> Real<'a> {
         {
             self.lost = None;
             self.model.rebuilt();
+            // What an expiry gave back beside the rebuild may have been read before, or after.
+            for (id, fate) in &mut self.model.fates {
+                if fate.state == State::Releasing {
+                    let buyer = BuyerId::new(&buyer(id.buyer)).unwrap();
+                    let id = reservation_id(&self.key, *id);
+                    let found = offer.segment.scripts.find(&id, &buyer).await;
+                    fate.in_engine = matches!(found, Ok(Ok((_, Found::Held { .. }))));
+                    fate.acknowledged = fate.in_engine;
+                }
+            }
         }
     }
 
