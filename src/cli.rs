@@ -5,6 +5,7 @@
 
 mod activity;
 mod audit;
+mod bench;
 mod client;
 mod completions;
 mod dead_letters;
@@ -129,6 +130,9 @@ pub enum Command {
     Migrate(migrate::Migrate),
     Demo(demo::Options),
     Smoke(smoke::Smoke),
+    /// Measures a server on this machine, against a call that does nothing.
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Makes, shows and moves activities.
     #[command(subcommand)]
     Activity(activity::Activity),
@@ -259,6 +263,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Migrate(migrate) => migrate.run(context).await,
         Command::Demo(options) => demo::run(options, context).await,
         Command::Smoke(smoke) => smoke.run(context).await,
+        Command::Bench(bench) => bench.run(context).await,
         Command::Activity(activity) => activity.run(context).await,
         Command::Warmup(warmup) => warmup.run(context).await,
         Command::Reserve(reserve) => reserve.run(context).await,

@@ -41,9 +41,12 @@ pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
 /// The largest request of the `SeckillAdmin` service, in bytes.
 pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
+/// What [`layers`] gives.
+pub type Layers = (Mend, Addresses, Catch, Deadlines);
+
 /// The layers of every call, from the outside in.
 #[must_use]
-pub fn layers(addresses: Addresses) -> (Mend, Addresses, Catch, Deadlines) {
+pub fn layers(addresses: Addresses) -> Layers {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.

@@ -29,7 +29,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One accepted connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     socket: TcpStream,
     /// How many bytes are still to come, and until when; gone once they came.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
@@ -37,7 +37,7 @@ pub(super) struct Connection {
 }
 
 /// The accepted connections, for as long as the listener lives.
-pub(super) fn incoming(
+pub(crate) fn incoming(
     listener: TcpListener,
     denied: Networks,
     settings: &GrpcSettings,

@@ -10,6 +10,7 @@
 
 mod activities;
 mod api_edge;
+mod bench;
 mod broadcasts;
 mod cli;
 mod cli_client;
