@@ -5,6 +5,7 @@
 
 mod activity;
 mod audit;
+mod bench;
 mod client;
 mod completions;
 mod credentials;
@@ -134,6 +135,9 @@ pub enum Command {
     Migrate(migrate::Migrate),
     Demo(demo::Options),
     Smoke(smoke::Smoke),
+    /// Measures a server on this machine, against a call that does nothing.
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Makes, shows and moves activities.
     #[command(subcommand)]
     Activity(activity::Activity),
@@ -267,6 +271,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Migrate(migrate) => migrate.run(context).await,
         Command::Demo(options) => demo::run(options, context).await,
         Command::Smoke(smoke) => smoke.run(context).await,
+        Command::Bench(bench) => bench.run(context).await,
         Command::Activity(activity) => activity.run(context).await,
         Command::Warmup(warmup) => warmup.run(context).await,
         Command::Reserve(reserve) => reserve.run(context).await,

@@ -51,6 +51,7 @@
 //! | [`config`] | settings; [`telemetry`] is the log |
 //! | [`server`] | opens, spawns, serves, stops in order |
 //! | [`cli`] | the command line; [`books`] compares engine, outbox and orders |
+//! | [`bench`] | measures a server from outside, against a call that does nothing |
 //!
 //! # Invariants, and where each is kept
 //!
@@ -124,6 +125,9 @@ pub mod http;
 pub mod server;
 
 pub mod cli;
+
+// What measures it.
+pub mod bench;
 
 // What proves it.
 #[cfg(test)]

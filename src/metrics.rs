@@ -55,7 +55,7 @@ pub struct Family {
 
 macro_rules! families {
     ($($const:ident = $name:literal, $kind:expr, [$($label:literal),*], $help:literal;)*) => {
-        $(const $const: Family = Family {
+        $(pub(crate) const $const: Family = Family {
             name: $name,
             kind: $kind,
             labels: &[$($label),*],

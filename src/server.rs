@@ -15,8 +15,9 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
+use tower::layer::util::{Identity, Stack};
 
-mod listener;
+pub(crate) mod listener;
 pub mod tls;
 mod workers;
 
@@ -455,16 +456,7 @@ impl Server {
         let incoming = listener::incoming(listener, denied, &settings.grpc, tls);
         let stop = stop_serving.clone().cancelled_owned();
         let (reflection_v1, reflection_v1alpha) = api::reflection();
-        let router = tonic::transport::Server::builder()
-            .layer(stack::layers(settings))
-            .max_concurrent_streams(settings.grpc.max_concurrent_streams)
-            // A gateway whose callers all hit one deadline resets as many calls as it has open.
-            .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
-            .http2_max_header_list_size(MAX_HEADER_BYTES)
-            .http2_keepalive_interval(Some(Duration::from_secs(settings.grpc.keepalive_s)))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            // Never with a grace: that turns GOAWAY off.
-            .max_connection_age(Duration::from_secs(settings.grpc.max_connection_age_s))
+        let router = grpc(settings)
             .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
             .add_service(reflection_v1)
             .add_service(reflection_v1alpha)
@@ -547,6 +539,22 @@ impl HttpPort {
             tracing::error!(%error, "the HTTP port ended");
         }
     }
+}
+
+/// The gRPC port before it has a service: every limit, and what every call passes.
+pub(crate) fn grpc(
+    settings: &Settings,
+) -> tonic::transport::Server<Stack<stack::Layers, Identity>> {
+    tonic::transport::Server::builder()
+        .layer(stack::layers(settings))
+        .max_concurrent_streams(settings.grpc.max_concurrent_streams)
+        // A gateway whose callers all hit one deadline resets as many calls as it has open.
+        .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .http2_keepalive_interval(Some(Duration::from_secs(settings.grpc.keepalive_s)))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        // Never with a grace: that turns GOAWAY off.
+        .max_connection_age(Duration::from_secs(settings.grpc.max_connection_age_s))
 }
 
 type Bound = (TcpListener, SocketAddr);

@@ -46,9 +46,12 @@ pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
 /// The largest request of the `SeckillAdmin` service, in bytes.
 pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
+/// What [`layers`] gives.
+pub type Layers = (Mend, Catch, Addresses, Guard, Arrival, Deadlines);
+
 /// The layers of every call, from the outside in.
 #[must_use]
-pub fn layers(settings: &Settings) -> (Mend, Catch, Addresses, Guard, Arrival, Deadlines) {
+pub fn layers(settings: &Settings) -> Layers {
     (
         // Outermost, so that it sees every status: those that tonic makes by itself get the code
         // and the reason that the contract promises.

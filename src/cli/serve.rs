@@ -164,7 +164,7 @@ pub(super) fn start_failure(error: StartError) -> Failure {
 }
 
 /// SIGTERM or SIGINT.
-async fn stop_signal() {
+pub(super) async fn stop_signal() {
     let term = async {
         match signal(SignalKind::terminate()) {
             Ok(mut term) => {

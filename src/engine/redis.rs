@@ -121,6 +121,16 @@ impl RedisEngine {
         Dialer::new(settings)?.check().await
     }
 
+    /// The process that the server is, as itself knows it: on its machine, in its container.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn process_id(settings: &RedisSettings) -> Result<Option<u32>, OpenError> {
+        let dialer = Dialer::new(settings)?;
+        let info = dialer.info().await?.1;
+        Ok(info.get("process_id").and_then(|id| id.parse().ok()))
+    }
+
     /// The connection for these keys; calls with the same first key get the same one.
     fn slot(&self, keys: &[String]) -> &Slot {
         let hash = keys.first().map_or(0, |key| self.hasher.hash_one(key));
@@ -448,14 +458,20 @@ impl Dialer {
         self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
-    /// Looks at everything about the server that matters to a sale.
-    async fn check(&self) -> Result<Vec<Finding>, OpenError> {
+    /// A connection of its own, and what the server tells about itself on it.
+    async fn info(&self) -> Result<(MultiplexedConnection, Info), OpenError> {
         let unreachable = |error: RedisError| OpenError::Unreachable {
             address: self.address.to_string(),
             cause: self.address.without_password(&plain_text(&error)),
         };
         let mut connection = self.open(|_| Ok::<_, SendError>(())).await.map_err(unreachable)?;
         let info = Info::ask(&mut connection).await.map_err(unreachable)?;
+        Ok((connection, info))
+    }
+
+    /// Looks at everything about the server that matters to a sale.
+    async fn check(&self) -> Result<Vec<Finding>, OpenError> {
+        let (mut connection, info) = self.info().await?;
         let mut findings = vec![info.version_finding(), info.role_finding()];
         if info.get("cluster_enabled") == Some("1") {
             findings.push(Finding::error(

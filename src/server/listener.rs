@@ -35,7 +35,7 @@ const LAST_CALLS: Duration = Duration::from_secs(60);
 
 /// One connection, ready for HTTP/2.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     socket: Socket,
     peer: Peer,
     /// How many bytes of the preface are still to come.
@@ -66,7 +66,7 @@ struct Door {
 }
 
 /// The connections, for as long as the listener lives.
-pub(super) fn incoming(
+pub(crate) fn incoming(
     listener: TcpListener,
     denied: Networks,
     settings: &GrpcSettings,

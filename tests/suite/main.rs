@@ -11,6 +11,7 @@
 mod access;
 mod activities;
 mod api_edge;
+mod bench;
 mod broadcasts;
 mod cli;
 mod cli_callers;

@@ -1,0 +1,335 @@
+//! A server under test, a fresh sale on it, and the books afterwards.
+
+use std::{path::Path, time::Duration};
+
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, sleep};
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Endpoint},
+};
+use uuid::Uuid;
+
+use super::{
+    Error, Plan,
+    process::{Folder, Process, cpu_of, program_of},
+};
+use crate::{
+    api::pb::{
+        self, ActivityState, seckill_admin_client::SeckillAdminClient,
+        seckill_client::SeckillClient,
+    },
+    books,
+    config::{SecretUrl, Settings},
+    domain::{ActivityId, OfferKey, SkuId},
+    engine::redis::RedisEngine,
+    server::{Parts, redis_settings},
+};
+
+/// The one offer of a bed.
+pub(super) const SKU: &str = "sku-1";
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// A comparison goes through every reservation.
+const RECONCILE_LIMIT: Duration = Duration::from_secs(300);
+const START_LIMIT: Duration = Duration::from_secs(15);
+const DRAIN_LIMIT: Duration = Duration::from_secs(300);
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+/// Above every epoch: whatever the offer is at, its keys may go.
+const LAST_EPOCH: u64 = u64::MAX >> 12;
+
+/// What the buyers were told in all.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Told {
+    /// New reservations.
+    pub wins: u64,
+    /// Calls that may have won.
+    pub unknown: u64,
+    /// Reservations that were given back.
+    pub released: u64,
+    /// Releases that were not answered with an outcome.
+    pub perhaps_released: u64,
+}
+
+/// One or two servers over the same stores, with one offer for sale.
+#[derive(Debug)]
+pub struct Bed {
+    settings: Settings,
+    pub servers: Vec<Process>,
+    pub offer: OfferKey,
+    /// The engine's process, if it is a Redis on this machine.
+    engine_id: Option<u32>,
+    folder: Folder,
+}
+
+impl Bed {
+    /// Starts a server and puts `total` units on sale.
+    ///
+    /// # Errors
+    /// The server does not start, or the sale does not.
+    pub async fn open(plan: &Plan, total: u32) -> Result<Self, Error> {
+        let folder = Folder::inside(&plan.folder)?;
+        let mut settings = plan.settings.clone();
+        if plan.own_database {
+            let file = folder.path().join("seckill.db");
+            settings.database.url = SecretUrl::new(format!("sqlite://{}", file.display()));
+        }
+        let id = format!("bench-{}", Uuid::now_v7().simple());
+        let named = |error| Error::Internal(format!("a name: {error:?}"));
+        let offer = OfferKey {
+            activity_id: ActivityId::new(&id).map_err(|error| named(error.to_string()))?,
+            sku_id: SkuId::new(SKU).map_err(|error| named(error.to_string()))?,
+        };
+        let engine_id = engine_id(&settings).await;
+        let mut bed = Self { settings, servers: Vec::new(), offer, engine_id, folder };
+        let server = bed.start(plan).await?;
+        bed.servers.push(server);
+        let channel = bed.channel(0).await?;
+        bed.sell(channel, total).await?;
+        Ok(bed)
+    }
+
+    async fn start(&self, plan: &Plan) -> Result<Process, Error> {
+        let variables = [
+            ("SECKILL__GRPC__ADDR", "127.0.0.1:0"),
+            ("SECKILL__HTTP__ADDR", "127.0.0.1:0"),
+            ("SECKILL__ENGINE__URL", self.settings.engine.url.expose()),
+            ("SECKILL__DATABASE__URL", self.settings.database.url.expose()),
+        ];
+        let config = plan.config.as_deref().map(Path::to_string_lossy);
+        let mut args = vec!["serve"];
+        if let Some(config) = &config {
+            args.extend(["--config", config.as_ref()]);
+        }
+        Process::start(&args, &variables, self.folder.path()).await
+    }
+
+    /// A connection of its own to one of the servers.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn channel(&self, server: usize) -> Result<Channel, Error> {
+        let addr = self.servers[server].grpc;
+        let endpoint = Endpoint::from_shared(format!("http://{addr}"));
+        let endpoint = endpoint.map_err(|error| Error::Internal(format!("{addr}: {error}")))?;
+        let connected = endpoint.tcp_nodelay(true).connect_timeout(CALL_LIMIT).connect().await;
+        connected.map_err(|error| Error::Unavailable(format!("{addr} does not answer: {error}")))
+    }
+
+    /// CPU time of the engine, where it is a process of this machine.
+    #[must_use]
+    pub fn engine_cpu(&self) -> Option<Duration> {
+        cpu_of(self.engine_id?).ok()
+    }
+
+    /// Creates, approves and warms up the activity, and waits until it sells.
+    async fn sell(&self, channel: Channel, total: u32) -> Result<(), Error> {
+        let activity_id = self.offer.activity_id.to_string();
+        let now = std::time::SystemTime::now();
+        let spec = pb::ActivitySpec {
+            activity_id: activity_id.clone(),
+            title: "Bench".to_owned(),
+            start_time: Some((now - Duration::from_secs(1)).into()),
+            end_time: Some((now + Duration::from_secs(24 * 3_600)).into()),
+            retention: None,
+            offers: vec![pb::OfferSpec {
+                sku_id: SKU.to_owned(),
+                title: "A thing".to_owned(),
+                price_minor: 9_900,
+                currency_code: "CNY".to_owned(),
+                total: total.into(),
+                max_orders_per_user: Some(1),
+                max_quantity_per_order: Some(1),
+                hold: None,
+                segments: None,
+            }],
+        };
+        let mut admin = SeckillAdminClient::new(channel.clone());
+        let mut seckill = SeckillClient::new(channel);
+        let request = pb::CreateActivityRequest { spec: Some(spec) };
+        call(CALL_LIMIT, admin.create_activity(request)).await?;
+        let reason = "bench".to_owned();
+        let request = pb::ApproveActivityRequest { activity_id: activity_id.clone(), reason };
+        call(CALL_LIMIT, admin.approve_activity(request)).await?;
+        let request = pb::WarmupRequest { activity_id: activity_id.clone() };
+        call(CALL_LIMIT, seckill.warmup(request)).await?;
+        self.sells(0).await
+    }
+
+    /// Waits until this server sells; each reads activities on its own.
+    async fn sells(&self, server: usize) -> Result<(), Error> {
+        let activity_id = self.offer.activity_id.to_string();
+        let mut admin = SeckillAdminClient::new(self.channel(server).await?);
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let request = pb::GetActivityRequest { activity_id: activity_id.clone() };
+            let answer = call(CALL_LIMIT, admin.get_activity(request)).await?;
+            if answer.activity.unwrap_or_default().state() == ActivityState::Active {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Unavailable(format!("{activity_id} does not start")));
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Whether the engine and the database of this bed can be shared.
+    #[must_use]
+    pub fn may_have_more_servers(&self) -> bool {
+        !self.settings.engine.url.expose().is_empty()
+    }
+
+    /// Starts one more server over the same stores.
+    ///
+    /// # Errors
+    /// It does not start, or does not sell.
+    pub async fn add_server(&mut self, plan: &Plan) -> Result<(), Error> {
+        let server = self.start(plan).await?;
+        self.servers.push(server);
+        self.sells(self.servers.len() - 1).await
+    }
+
+    /// Waits until every reservation has become an order.
+    ///
+    /// # Errors
+    /// It takes too long, or the server does not say.
+    pub async fn drain(&self) -> Result<(), Error> {
+        let mut admin = SeckillAdminClient::new(self.channel(0).await?);
+        let activity_id = Some(self.offer.activity_id.to_string());
+        let deadline = Instant::now() + DRAIN_LIMIT;
+        loop {
+            let request = pb::GetPipelineStatusRequest { activity_id: activity_id.clone() };
+            let status = call(CALL_LIMIT, admin.get_pipeline_status(request)).await?;
+            let left = [status.unacked, status.outbox_pending, status.outbox_releasing];
+            if left.iter().all(|figure| *figure == Some(0)) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Unavailable(format!(
+                    "{left:?} are still under way (unacked, pending, releasing)"
+                )));
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Ends the servers in order, reads every book, and compares them with each other and with what
+    /// the buyers were told. Each sentence is something that does not hold.
+    ///
+    /// # Errors
+    /// The books can't be read.
+    pub async fn close(mut self, told: Told) -> Result<Vec<String>, Error> {
+        self.drain().await?;
+        let mut broken = Vec::new();
+        // The server's own comparison is the only one that sees an embedded engine as it was.
+        let mut admin =
+            SeckillAdminClient::new(self.channel(0).await?).max_decoding_message_size(16 << 20);
+        let activity_id = self.offer.activity_id.to_string();
+        let request = pb::ReconcileRequest { activity_id, repair: false };
+        let report = call(RECONCILE_LIMIT, admin.reconcile(request)).await?.report;
+        let report = report.unwrap_or_default();
+        for difference in report.differences.iter().take(10) {
+            broken.push(format!("reconcile: {difference:?}"));
+        }
+        for server in std::mem::take(&mut self.servers) {
+            server.stop().await?;
+        }
+        let unreadable =
+            |error: &dyn std::error::Error| Error::Unavailable(format!("the books: {error}"));
+        let parts = Parts::open(&self.settings).await.map_err(|error| unreadable(&error))?;
+        let read = read_books(&parts, &self.offer, told).boxed().await;
+        parts.close(Instant::now() + CLOSE_LIMIT).await;
+        broken.extend(read.map_err(|error| unreadable(&error))?);
+        Ok(broken)
+    }
+}
+
+async fn read_books(
+    parts: &Parts,
+    offer: &OfferKey,
+    told: Told,
+) -> Result<Vec<String>, crate::error::Error> {
+    let all = books::read(&parts.database, &parts.catalog, &offer.activity_id).await?;
+    let mut broken = Vec::new();
+    for books in &all {
+        broken.extend(books.contradictions());
+        for (what, units) in [("oversold", books.oversold()), ("missing", books.missing())] {
+            if units != 0 {
+                broken.push(format!("{}: {units} units are {what}", books.sku_id));
+            }
+        }
+        broken.extend(contradiction(books.live_orders, told));
+    }
+    if all.len() != 1 {
+        broken.push(format!("one offer was sold, and {} are in the books", all.len()));
+    }
+    // The rows stay, as those of every sale do; an engine of others shall not keep the stock.
+    let offer = parts.catalog.offer(offer).await?;
+    offer.segment.scripts.purge(LAST_EPOCH).await?;
+    Ok(broken)
+}
+
+/// What the number of live orders says against what the buyers were told.
+fn contradiction(live_orders: i64, told: Told) -> Option<String> {
+    let Told { wins, unknown, released, perhaps_released } = told;
+    let sold = u64::try_from(live_orders).unwrap_or(0) + released;
+    (sold + perhaps_released < wins || sold > wins + unknown).then(|| {
+        format!(
+            "{wins} buyers were told that they won and {unknown} don't know, {released} gave back \
+             and {perhaps_released} don't know, and there are {live_orders} live orders"
+        )
+    })
+}
+
+/// The process of a Redis that runs on this machine.
+async fn engine_id(settings: &Settings) -> Option<u32> {
+    let redis = redis_settings(&settings.engine)?;
+    let url = url::Url::parse(&redis.url).ok()?;
+    let is_here = matches!(url.host_str()?, "localhost" | "127.0.0.1" | "[::1]");
+    let id = RedisEngine::process_id(&redis).await.ok().flatten().filter(|_| is_here)?;
+    // In a container it has another id than here.
+    program_of(id).filter(|name| name.contains("redis") || name.contains("valkey")).map(|_| id)
+}
+
+/// One call with a limit.
+///
+/// # Errors
+/// The server's error, or no answer in time.
+pub async fn call<T>(
+    limit: Duration,
+    rpc: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Error> {
+    match tokio::time::timeout(limit, rpc).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => {
+            Err(Error::Unavailable(format!("{:?}: {}", status.code(), status.message())))
+        }
+        Err(_) => Err(Error::Unavailable(format!("no answer within {limit:?}"))),
+    }
+}
+
+/// A Release of what this buyer holds.
+#[must_use]
+pub fn release(offer: &OfferKey, series: &str, nth: usize) -> Request<pb::ReleaseRequest> {
+    Request::new(pb::ReleaseRequest {
+        activity_id: offer.activity_id.to_string(),
+        sku_id: offer.sku_id.to_string(),
+        user_id: super::load::buyer(series, nth),
+        reservation_id: super::load::reservation(offer, series, nth).to_string(),
+        reason: "bench".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wins_without_an_order_and_orders_without_a_win_are_found() {
+        let told = Told { wins: 10, unknown: 2, released: 3, perhaps_released: 1 };
+        for (live_orders, is_well) in [(5, false), (6, true), (9, true), (10, false)] {
+            assert_eq!(contradiction(live_orders, told).is_none(), is_well, "{live_orders}");
+        }
+    }
+}

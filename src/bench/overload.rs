@@ -1,0 +1,468 @@
+//! `overload`: more buyers than the server can serve. How many of them does it serve all the same, how
+//! do others fare beside them, and how soon is all well once the rush is over?
+//!
+//! Every buyer is new and stock is ample, so each call that is admitted becomes a durable row.
+//! Saturation is what a closed loop gets; overload is a multiple of that in the open loop, from
+//! callers who wait a second and no longer.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use serde_json::json;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use super::{
+    Error, Plan,
+    bed::{self, Bed, Told, call},
+    load::{self, Arrivals, Load, OVERLOADED, RESERVED, Requests, Sample, Seen},
+    per_call_us, quantile_us,
+    report::{Bound, Figure, Run},
+    schedule::{Schedule, Stretch},
+};
+use crate::api::pb::{
+    self, ReleaseOutcome, seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient,
+};
+
+/// More than anybody gets to reserve here.
+const UNITS: u32 = 100_000_000;
+/// How long a caller waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Enough that the limit of calls per connection does not keep the load away from the server.
+const CONNECTIONS: usize = 32;
+/// Calls in flight with which saturation is looked for.
+const IN_FLIGHT: [usize; 3] = [64, 256, 1_024];
+const MOST_WINS_PER_S: f64 = 100_000.0;
+/// How often somebody releases, asks for health, and makes an operator's call, each.
+const BESIDE_EVERY: Duration = Duration::from_millis(100);
+const BESIDE_LIMIT: Duration = Duration::from_secs(5);
+/// In the windows after the rush a p99 counts as back below twice that of before, and below this in
+/// any case: a few milliseconds are noise here.
+const WINDOW_US: u32 = 100_000;
+const CALM_US: f64 = 10_000.0;
+/// So many windows in a row must be calm.
+const CALM_WINDOWS: usize = 3;
+/// How long the time after the rush is watched at least.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+
+pub(super) const FIGURES: &[Figure] = &[
+    Figure::plain("goodput_2x", "× saturation", "Wins in time at twice saturation.")
+        .goal("G14", Bound::AtLeast(0.9)),
+    Figure::plain("goodput_5x", "× saturation", "Wins in time at five times saturation.")
+        .goal("G14", Bound::AtLeast(0.9)),
+    Figure::plain("release_max_ms", "ms", "The slowest Release beside 2× and 5×.")
+        .goal("", Bound::AtMost(100.0)),
+    Figure::plain("health_max_ms", "ms", "The slowest answer of the health service there.")
+        .goal("", Bound::AtMost(100.0)),
+    Figure::plain("admin_max_ms", "ms", "The slowest GetActivity there.")
+        .goal("", Bound::AtMost(100.0)),
+    Figure::plain(
+        "recovery_s",
+        "s",
+        "From the end of the rush until the p99 at half of saturation is what it was before.",
+    )
+    .goal("", Bound::AtMost(2.0)),
+    Figure::plain("saturation_per_s", "1/s", "Wins a second in a closed loop, rows durable."),
+    Figure::plain("goodput_0.5x", "× saturation", "Wins in time at half of saturation."),
+    Figure::plain("goodput_1x", "× saturation", "Wins in time at saturation."),
+    Figure::plain("p99_0.5x_ms", "ms", "The p99 of a win at half of saturation, from its time."),
+    Figure::plain("p99_1x_ms", "ms", "At saturation."),
+    Figure::plain("p99_2x_ms", "ms", "At twice saturation."),
+    Figure::plain("p99_5x_ms", "ms", "At five times saturation."),
+    Figure::plain("win_cpu_us", "µs", "Server CPU per win, at saturation."),
+    Figure::plain("server_cores_5x", "cores", "CPU of the server at five times saturation."),
+    Figure::plain("generator_cores_5x", "cores", "CPU of the generator at five times saturation."),
+];
+
+/// What is offered, and the names of its figures.
+struct Level {
+    name: &'static str,
+    factor: f64,
+    goodput: &'static str,
+    p99_ms: &'static str,
+}
+
+const HALF: Level =
+    Level { name: "0.5x", factor: 0.5, goodput: "goodput_0.5x", p99_ms: "p99_0.5x_ms" };
+const FULL: Level = Level { name: "1x", factor: 1.0, goodput: "goodput_1x", p99_ms: "p99_1x_ms" };
+const TWICE: Level = Level { name: "2x", factor: 2.0, goodput: "goodput_2x", p99_ms: "p99_2x_ms" };
+const RUSH: Level = Level { name: "5x", factor: 5.0, goodput: "goodput_5x", p99_ms: "p99_5x_ms" };
+
+pub(super) async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
+    let mut runs = Vec::new();
+    for nth in 1..=plan.repeats {
+        let mut run = Run::default();
+        one(plan, &mut run, &|what| tell(&format!("run {nth}: {what}"))).await?;
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+    tell("opening");
+    let bed = Bed::open(plan, UNITS).await?;
+    let mut told = Told::default();
+    let warm = closed(&bed, "warm", 256, plan.warm_up()).await?;
+    note_told(&mut told, &warm);
+
+    let saturation = saturation(plan, &bed, run, &mut told, tell).await?;
+    let mut holders = Holders { series: "warm", left: winners(&warm) };
+    let mut slowest = Slowest::default();
+    let mut calm_us = CALM_US;
+    for level in [HALF, FULL, TWICE, RUSH] {
+        bed.drain().await?;
+        let rate = level.factor * saturation;
+        tell(&format!("{} of saturation, {rate:.0} calls/s", level.name));
+        let mut stretches = vec![Stretch::new(rate, plan.lasts)];
+        let is_rush = level.name == RUSH.name;
+        if is_rush {
+            stretches.push(Stretch::new(HALF.factor * saturation, plan.lasts.max(AFTERWARDS)));
+        }
+        let cpu = bed.servers[0].cpu()?;
+        let (seen, beside) = tokio::join!(
+            open(plan, &bed, level.name, &stretches),
+            beside(&bed, &mut holders, plan.lasts)
+        );
+        let (seen, beside) = (seen?, beside?);
+        let cpu = bed.servers[0].cpu()?.saturating_sub(cpu);
+        note_told(&mut told, &seen);
+        told.released += beside.released;
+        told.perhaps_released += beside.perhaps_released;
+
+        let end_us = u32::try_from(plan.lasts.as_micros()).unwrap_or(u32::MAX);
+        let in_time = |sample: &Sample| sample.intended_us < end_us;
+        let wins = seen.of(RESERVED).filter(in_time).count();
+        run.set(level.goodput, wins as f64 / plan.lasts.as_secs_f64() / saturation);
+        let latencies = load::latencies(seen.of(RESERVED).filter(in_time));
+        let p99_us = quantile_us(&latencies, 0.99);
+        run.set(level.p99_ms, p99_us / 1_000.0);
+        let refused = load::latencies(seen.of(OVERLOADED).filter(in_time));
+        let lasted_s = seen.lasted.as_secs_f64();
+        run.detail(
+            level.name,
+            json!({
+                "offered_per_s": rate,
+                "told": seen.counts_of(in_time),
+                "told_afterwards": seen.counts_of(|sample| !in_time(sample)),
+                "p50_ms": quantile_us(&latencies, 0.5) / 1_000.0,
+                "p99_ms": p99_us / 1_000.0,
+                "refused_p99_ms": quantile_us(&refused, 0.99) / 1_000.0,
+                "waited_for_a_stream": seen.held_back,
+                "server_cores": cpu.as_secs_f64() / lasted_s,
+                "generator_cores": seen.busy(),
+                "generator_lag_p99_ms": seen.lag().as_secs_f64() * 1_000.0,
+                "beside": beside,
+            }),
+        );
+        run.check_generator(level.name, &seen);
+        if level.factor > 1.0 {
+            slowest.add(&beside);
+        }
+        if level.name == HALF.name {
+            calm_us = (2.0 * p99_us).max(CALM_US);
+        }
+        if is_rush {
+            run.set("server_cores_5x", cpu.as_secs_f64() / lasted_s);
+            run.set("generator_cores_5x", seen.busy());
+            let after: Vec<(u32, u32, bool)> = samples_after(&seen, end_us);
+            match recovery_us(&after, calm_us) {
+                Some(us) => run.set("recovery_s", f64::from(us) / 1e6),
+                None => {
+                    let watched = plan.lasts.max(AFTERWARDS);
+                    run.set("recovery_s", watched.as_secs_f64());
+                    run.note(format!("the p99 was not back {watched:?} after the rush"));
+                }
+            }
+        }
+    }
+    run.set("release_max_ms", slowest.release);
+    run.set("health_max_ms", slowest.health);
+    run.set("admin_max_ms", slowest.admin);
+
+    tell("reading the books");
+    run.broken.extend(bed.close(told).await?);
+    Ok(())
+}
+
+/// The most wins a second that a closed loop gets, with its best number of calls in flight.
+async fn saturation(
+    plan: &Plan,
+    bed: &Bed,
+    run: &mut Run,
+    told: &mut Told,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<f64, Error> {
+    let (mut best, mut found) = (0.0, serde_json::Map::new());
+    for in_flight in IN_FLIGHT {
+        bed.drain().await?;
+        tell(&format!("saturation, {in_flight} calls in flight"));
+        let cpu = bed.servers[0].cpu()?;
+        let seen = closed(bed, &format!("sat{in_flight}"), in_flight, plan.lasts).await?;
+        let cpu = bed.servers[0].cpu()?.saturating_sub(cpu);
+        note_told(told, &seen);
+        let rate = seen.rate(RESERVED);
+        let latencies = load::latencies(seen.of(RESERVED));
+        found.insert(
+            in_flight.to_string(),
+            json!({
+                "per_s": rate,
+                "p50_ms": quantile_us(&latencies, 0.5) / 1_000.0,
+                "p99_ms": quantile_us(&latencies, 0.99) / 1_000.0,
+                "server_cores": cpu.as_secs_f64() / seen.lasted.as_secs_f64(),
+                "generator_cores": seen.busy(),
+            }),
+        );
+        if rate > best {
+            best = rate;
+            run.set("win_cpu_us", per_call_us(cpu, seen.count(RESERVED)));
+        }
+    }
+    run.detail("saturation_by_calls_in_flight", found);
+    run.set("saturation_per_s", best);
+    if best < 1.0 {
+        return Err(Error::Unavailable("nobody wins anything, even in a closed loop".to_owned()));
+    }
+    Ok(best)
+}
+
+async fn closed(bed: &Bed, series: &str, in_flight: usize, lasts: Duration) -> Result<Seen, Error> {
+    let most = super::count(MOST_WINS_PER_S * lasts.as_secs_f64());
+    let requests = Requests::reserve(&bed.offer, series, most);
+    let arrivals = Arrivals::Closed { in_flight, lasts };
+    let load = Load::new(bed.servers[0].grpc, requests, arrivals);
+    load::run(Load { connections: CONNECTIONS, ..load }).await
+}
+
+async fn open(plan: &Plan, bed: &Bed, series: &str, stretches: &[Stretch]) -> Result<Seen, Error> {
+    let schedule = Schedule::draw(plan.pace, stretches, plan.seed);
+    let requests = Requests::reserve(&bed.offer, series, schedule.len());
+    let load = Load::new(bed.servers[0].grpc, requests, Arrivals::Open(schedule));
+    load::run(Load { connections: CONNECTIONS, deadline: Some(PATIENCE), ..load }).await
+}
+
+fn note_told(told: &mut Told, seen: &Seen) {
+    told.wins += seen.count(RESERVED);
+    told.unknown += seen.unknown();
+}
+
+fn winners(seen: &Seen) -> Vec<usize> {
+    seen.of(RESERVED).map(|sample| sample.nth as usize).collect()
+}
+
+/// Calls after the rush: when, how long, and whether it was a win. Those that waited their time out
+/// in the generator are as late as any.
+fn samples_after(seen: &Seen, end_us: u32) -> Vec<(u32, u32, bool)> {
+    let mut labels = seen.counts();
+    labels.remove(RESERVED);
+    let wins = seen.of(RESERVED).map(|sample| (sample, true));
+    let others = labels.keys().flat_map(|label| seen.of(label).map(|sample| (sample, false)));
+    wins.chain(others)
+        .filter(|(sample, _)| sample.intended_us >= end_us)
+        .map(|(sample, won)| (sample.intended_us - end_us, sample.latency_us, won))
+        .collect()
+}
+
+/// When the first calm windows begin: everybody wins, and the p99 is at most `calm_us`.
+fn recovery_us(calls: &[(u32, u32, bool)], calm_us: f64) -> Option<u32> {
+    let last = calls.iter().map(|(at_us, ..)| at_us / WINDOW_US).max()?;
+    let is_calm = |window: u32| {
+        let of_window = calls.iter().filter(|(at_us, ..)| at_us / WINDOW_US == window);
+        let mut latencies: Vec<u32> = Vec::new();
+        for (_, latency_us, won) in of_window {
+            if !won {
+                return false;
+            }
+            latencies.push(*latency_us);
+        }
+        latencies.sort_unstable();
+        let place = (latencies.len() * 99).div_ceil(100).saturating_sub(1);
+        latencies.get(place).is_none_or(|p99_us| f64::from(*p99_us) <= calm_us)
+    };
+    let calm: Vec<bool> = (0..=last).map(is_calm).collect();
+    let begins = calm.windows(CALM_WINDOWS).position(|windows| windows.iter().all(|calm| *calm))?;
+    Some(u32::try_from(begins).ok()? * WINDOW_US)
+}
+
+// Beside the load: what must be answered all the same.
+
+/// Winners who may give something back, each once.
+struct Holders {
+    series: &'static str,
+    left: Vec<usize>,
+}
+
+/// How long those took who called beside the load, from the time that they were due, in ms.
+#[derive(Debug, Default, serde::Serialize)]
+struct Beside {
+    release_ms: Latencies,
+    health_ms: Latencies,
+    admin_ms: Latencies,
+    failures: Vec<String>,
+    released: u64,
+    perhaps_released: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, serde::Serialize)]
+struct Latencies {
+    count: usize,
+    p50: f64,
+    max: f64,
+}
+
+#[derive(Default)]
+struct Slowest {
+    release: f64,
+    health: f64,
+    admin: f64,
+}
+
+impl Slowest {
+    fn add(&mut self, beside: &Beside) {
+        self.release = self.release.max(beside.release_ms.max);
+        self.health = self.health.max(beside.health_ms.max);
+        self.admin = self.admin.max(beside.admin_ms.max);
+    }
+}
+
+async fn beside(bed: &Bed, holders: &mut Holders, lasts: Duration) -> Result<Beside, Error> {
+    let channels = (bed.channel(0).await?, bed.channel(0).await?, bed.channel(0).await?);
+    let (seckill, health, admin) = (
+        SeckillClient::new(channels.0),
+        HealthClient::new(channels.1),
+        SeckillAdminClient::new(channels.2),
+    );
+    let most = lasts.as_millis() / BESIDE_EVERY.as_millis() + 1;
+    let keep = holders.left.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX));
+    let mut giving = holders.left.split_off(keep).into_iter();
+    let series = holders.series;
+    let releases = every(lasts, || {
+        let nth = giving.next();
+        let mut seckill = seckill.clone();
+        async move {
+            let Some(nth) = nth else { return Err("nobody holds anything any more".to_owned()) };
+            let answer = call(BESIDE_LIMIT, seckill.release(bed::release(&bed.offer, series, nth)));
+            let answer = answer.await.map_err(|error| format!("Release: {error}"))?;
+            match answer.outcome() {
+                ReleaseOutcome::Released => Ok(()),
+                other @ (ReleaseOutcome::Unspecified
+                | ReleaseOutcome::AlreadyReleased
+                | ReleaseOutcome::NotReserved
+                | ReleaseOutcome::WrongOwner
+                | ReleaseOutcome::Confirmed) => Err(format!("Release: {}", other.as_str_name())),
+            }
+        }
+    });
+    let checks = every(lasts, || {
+        let mut health = health.clone();
+        async move {
+            let answer = call(BESIDE_LIMIT, health.check(HealthCheckRequest::default())).await;
+            answer.map(drop).map_err(|error| format!("health: {error}"))
+        }
+    });
+    let gets = every(lasts, || {
+        let mut admin = admin.clone();
+        let activity_id = bed.offer.activity_id.to_string();
+        async move {
+            let request = pb::GetActivityRequest { activity_id };
+            let answer = call(BESIDE_LIMIT, admin.get_activity(request)).await;
+            answer.map(drop).map_err(|error| format!("GetActivity: {error}"))
+        }
+    });
+    let (released, checked, got) = tokio::join!(releases, checks, gets);
+    let mut beside = Beside {
+        release_ms: released.latencies(),
+        health_ms: checked.latencies(),
+        admin_ms: got.latencies(),
+        released: (released.times_ms.len() - released.failures.len()) as u64,
+        perhaps_released: released.failures.len() as u64,
+        failures: released.failures,
+    };
+    beside.failures.extend(checked.failures.into_iter().chain(got.failures));
+    Ok(beside)
+}
+
+/// What came of one call after the other.
+struct Every {
+    times_ms: Vec<f64>,
+    failures: Vec<String>,
+}
+
+impl Every {
+    fn latencies(&self) -> Latencies {
+        let mut sorted = self.times_ms.clone();
+        sorted.sort_by(f64::total_cmp);
+        let p50 = sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default();
+        Latencies { count: sorted.len(), p50, max: sorted.last().copied().unwrap_or_default() }
+    }
+}
+
+/// Makes a call at equal distances, whether the last one was answered or not.
+async fn every<W: Future<Output = Result<(), String>>>(
+    lasts: Duration,
+    mut one: impl FnMut() -> W,
+) -> Every {
+    let begun = tokio::time::Instant::now();
+    let mut times = Vec::new();
+    let mut at = Duration::ZERO;
+    while at < lasts {
+        times.push(begun + at);
+        at += BESIDE_EVERY;
+    }
+    let count = times.len().max(1);
+    let calls = stream::iter(times).map(|due| {
+        let call = one();
+        async move {
+            tokio::time::sleep_until(due).await;
+            let answer = call.await;
+            (due.elapsed().as_secs_f64() * 1_000.0, answer)
+        }
+    });
+    let answers: Vec<_> = calls.buffer_unordered(count).collect().await;
+    let failures = answers.iter().filter_map(|(_, answer)| answer.clone().err()).collect();
+    Every { times_ms: answers.into_iter().map(|(ms, _)| ms).collect(), failures }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten calls in each window, of these latencies.
+    fn calls(latencies_ms: &[u32]) -> Vec<(u32, u32, bool)> {
+        let window = |(nth, ms): (u32, &u32)| {
+            let ms = *ms;
+            (0..10).map(move |call| (nth * WINDOW_US + call * 1_000, ms * 1_000, true))
+        };
+        (0..).zip(latencies_ms).flat_map(window).collect()
+    }
+
+    #[test]
+    fn it_is_back_when_it_stays_back() {
+        assert_eq!(recovery_us(&calls(&[1, 1, 1]), 10_000.0), Some(0));
+        assert_eq!(recovery_us(&calls(&[900, 300, 1, 1, 1]), 10_000.0), Some(2 * WINDOW_US));
+        assert_eq!(recovery_us(&calls(&[900, 1, 1, 300, 1, 1, 1]), 10_000.0), Some(4 * WINDOW_US));
+        assert_eq!(recovery_us(&calls(&[900, 1, 1]), 10_000.0), None);
+        assert_eq!(recovery_us(&[], 10_000.0), None);
+    }
+
+    #[test]
+    fn it_is_not_back_while_somebody_is_refused() {
+        let mut calls = calls(&[1, 1, 1, 1]);
+        calls.push((500, 100, false));
+        assert_eq!(recovery_us(&calls, 10_000.0), Some(WINDOW_US));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_calls_beside_is_counted_from_when_it_was_due() {
+        let mut first = true;
+        let every = every(Duration::from_millis(300), || {
+            let slow = std::mem::replace(&mut first, false);
+            async move {
+                tokio::time::sleep(Duration::from_millis(if slow { 250 } else { 1 })).await;
+                if slow { Err("slow".to_owned()) } else { Ok(()) }
+            }
+        })
+        .await;
+        let Latencies { count, p50, max } = every.latencies();
+        assert_eq!((count, every.failures.len()), (3, 1));
+        assert!((250.0..260.0).contains(&max) && p50 < 10.0, "{p50} {max}");
+    }
+}

@@ -1,0 +1,248 @@
+//! `seckill bench`: measures a server of its own, and says what was reached.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Map, Value, json};
+
+use super::{Context, Exit, failure::Failure, output::list_table, serve, span};
+use crate::{
+    bench::{self, Plan, Scenario, noop, report::Report, schedule::Pace},
+    config::{Flag, Level, Loaded, LogSettings},
+    telemetry,
+};
+
+/// Measures a server on this machine, against a call that does nothing.
+///
+/// It starts the server as a process of its own on a free port of loopback and ends it again. The
+/// generator runs in this process, so both share the cores. Wants a machine that is idle otherwise.
+/// Exits 1 when the books do not agree afterwards; then there are no figures. A goal that is missed
+/// is a figure like any other.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    SoldOut(SoldOut),
+    Overload(Overload),
+    #[command(hide = true)]
+    Noop(Noop),
+}
+
+/// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit that
+/// came back is sold again.
+#[derive(Debug, Args)]
+pub struct SoldOut {
+    #[command(flatten)]
+    options: Options,
+    /// Calls a second in the storm [without it: half of what the noop answers].
+    #[arg(long, value_name = "PER_S", value_parser = clap::value_parser!(u32).range(100..=400_000))]
+    rate: Option<u32>,
+}
+
+/// More buyers than the server can serve: how many of them it serves, what the others hear, and how
+/// soon all is well again.
+#[derive(Debug, Args)]
+pub struct Overload {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// A server that answers Reserve with a constant.
+#[derive(Debug, Args)]
+pub struct Noop {}
+
+/// What every scenario takes.
+#[derive(Debug, Args)]
+struct Options {
+    /// A few seconds in all, one run, for CI; the figures are rough.
+    #[arg(long)]
+    quick: bool,
+    /// How often everything is measured [without it: 5; 1 with --quick].
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100))]
+    repeats: Option<u8>,
+    /// How long one measurement takes [without it: 5s; 1s with --quick].
+    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    lasts: Option<Duration>,
+    /// Writes everything into this file, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How calls of the open loop follow each other.
+    #[arg(long, value_enum, default_value_t = PaceName::Poisson)]
+    pace: PaceName,
+    /// The same seed gives calls at the same times.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The stock engine (engine.url) [not set anywhere: the embedded one].
+    #[arg(long, alias = "engine", value_name = "URL")]
+    engine_url: Option<String>,
+    /// The SQL database (database.url) [not set anywhere: a SQLite file for each run].
+    #[arg(long, alias = "database", value_name = "URL")]
+    database_url: Option<String>,
+    /// Where that file and the logs of the servers are while it runs [without it: the folder of this
+    /// system for temporary files].
+    #[arg(long, value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PaceName {
+    Poisson,
+    Fixed,
+}
+
+impl Bench {
+    pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
+        let (scenario, options, rate) = match self {
+            Self::SoldOut(SoldOut { options, rate }) => (Scenario::SoldOut, options, rate),
+            Self::Overload(Overload { options }) => (Scenario::Overload, options, None),
+            Self::Noop(Noop {}) => return serve_noop(context).await,
+        };
+        let plan = plan(scenario, &options, rate, context)?;
+        let printer = context.printer;
+        let tell = |text: &str| printer.note(text);
+        let report = tokio::select! {
+            report = bench::run(&plan, &tell) => report.map_err(failure)?,
+            // The servers go with what started them.
+            () = serve::stop_signal() => {
+                return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
+            }
+        };
+        if let Some(path) = &options.json {
+            let text = serde_json::to_string_pretty(&report)
+                .map_err(|error| Failure::Internal(error.to_string()))?;
+            fs::write(path, text + "\n")
+                .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+        }
+        if printer.is_json() {
+            printer.answer(&json!(report));
+        } else {
+            printer.data(&shown(&report));
+        }
+        Ok(Exit::of(report.broken.is_empty()))
+    }
+}
+
+fn plan(
+    scenario: Scenario,
+    options: &Options,
+    rate: Option<u32>,
+    context: &Context,
+) -> Result<Plan, Failure> {
+    let mut flags = Vec::new();
+    let named = [
+        ("--engine-url", "engine.url", &options.engine_url),
+        ("--database-url", "database.url", &options.database_url),
+    ];
+    for (name, key, value) in named {
+        if let Some(value) = value {
+            flags.push(Flag { name, key, value: value.clone() });
+        }
+    }
+    let Loaded { settings, file, origins } = context.settings(flags)?;
+    // The books are read by parts of a server, which tell more than anybody wants to know here.
+    let log = LogSettings { level: Level::Warn, ..settings.log.clone() };
+    telemetry::init(&log).map_err(Failure::Usage)?;
+    let all = json!(settings);
+    let mut named_settings = Map::new();
+    for key in origins.keys() {
+        let value = key.split('.').try_fold(&all, |value, part| value.get(part));
+        named_settings.insert(key.clone(), value.cloned().unwrap_or(Value::Null));
+    }
+    let absolute = |path: PathBuf| {
+        fs::canonicalize(&path)
+            .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
+    };
+    Ok(Plan {
+        scenario,
+        quick: options.quick,
+        repeats: options.repeats.map_or(if options.quick { 1 } else { 5 }, usize::from),
+        seed: options.seed,
+        pace: match options.pace {
+            PaceName::Poisson => Pace::Poisson,
+            PaceName::Fixed => Pace::Fixed,
+        },
+        rate: rate.map(f64::from),
+        lasts: options.lasts.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 5 })),
+        own_database: !origins.contains_key("database.url"),
+        settings,
+        config: file.map(absolute).transpose()?,
+        folder: absolute(options.folder.clone().unwrap_or_else(std::env::temp_dir))?,
+        named_settings,
+    })
+}
+
+/// The table, and below it what a reader must know.
+fn shown(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut text = format!(
+        "{}: {} run(s) in {:.0} s, seed {}, {}\n{}, {} core(s), {} MiB, Linux {}, load average {}, \
+         fsync {} µs\nseckill {} ({}, {}), engine {}, database {}\n\n",
+        report.scenario,
+        report.repeats,
+        report.seconds,
+        report.seed,
+        report.begin_time,
+        machine.processor,
+        machine.cores,
+        machine.memory_mib,
+        machine.kernel,
+        machine.load_average,
+        machine.fsync_us,
+        machine.seckill,
+        machine.commit,
+        machine.build,
+        machine.engine,
+        machine.database,
+    );
+    let rows: Vec<Value> = report
+        .figures
+        .iter()
+        .map(|row| {
+            json!({
+                "figure": row.figure,
+                "median": rounded(row.median),
+                "min": rounded(row.min),
+                "max": rounded(row.max),
+                "unit": row.unit,
+                "goal": row.goal.clone().unwrap_or_default(),
+                "met": row.met.map(|met| if met { "met" } else { "MISSED" }).unwrap_or_default(),
+            })
+        })
+        .collect();
+    text.push_str(&list_table(&rows));
+    text.push('\n');
+    for note in &report.notes {
+        text.push_str(&format!("\nnote: {note}"));
+    }
+    for sentence in &report.broken {
+        text.push_str(&format!("\nBROKEN: {sentence}"));
+    }
+    text
+}
+
+/// Four digits are more than any of this is exact to.
+fn rounded(figure: f64) -> String {
+    match figure.abs() {
+        size if size >= 100.0 => format!("{figure:.0}"),
+        size if size >= 10.0 => format!("{figure:.1}"),
+        size if size >= 1.0 || size == 0.0 => format!("{figure:.2}"),
+        size if size >= 0.01 => format!("{figure:.3}"),
+        _ => format!("{figure:.5}"),
+    }
+}
+
+fn failure(error: bench::Error) -> Failure {
+    match error {
+        bench::Error::Usage(text) => Failure::Usage(text),
+        bench::Error::Unavailable(text) => Failure::Unavailable(text),
+        bench::Error::Internal(text) => Failure::Internal(text),
+    }
+}
+
+async fn serve_noop(context: &Context) -> Result<Exit, Failure> {
+    let Loaded { settings, .. } = context.settings(Vec::new())?;
+    telemetry::init(&settings.log).map_err(Failure::Usage)?;
+    let ready = |addr: std::net::SocketAddr| {
+        context.printer.answer(&json!({"grpc_addr": addr.to_string()}));
+    };
+    noop::serve(&settings, ready, serve::stop_signal()).await.map_err(failure)?;
+    Ok(Exit::Ok)
+}
