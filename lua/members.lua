@@ -5,8 +5,8 @@ KEYS    the segment
 ARGV[1] server   ARGV[2] buyers | released   ARGV[3] cursor, 0 at first
 ARGV[4] about so many at a time
 
-Replies a refusal of guard.lua, or {'ok', epoch, revision, stock, cursor, member, …}; the cursor is 0
-at the end. Pages of one epoch and revision together are everything; a member may come twice.
+Replies a refusal of guard.lua, or {'ok', epoch, revision, stock, cursor, member, …}; the cursor is
+0 at the end. Pages of one epoch and revision together are everything; a member may come twice.
 
 Invariant: it writes nothing.
 ]]

@@ -68,8 +68,8 @@ local function held_in(buyer, slot)
   return slot, records[member], unacked and 1 or 0
 end
 
--- Counts an attempt; how long its buyer has to wait, if it was one too many. A server that is out of
--- memory does not count, and refuses nobody for that.
+-- Counts an attempt; how long its buyer has to wait, if it was one too many. A server that is out
+-- of memory does not count, and refuses nobody for that.
 local function wait_of(attempts)
   if redis.call('EXISTS', attempts) == 0 then
     redis.pcall('SET', attempts, '1', 'PX', window)
