@@ -69,7 +69,7 @@ impl Reservations {
         }
         self.limits.check(request)?;
         // What is taken now would be answered too late.
-        if self.writer.oldest_wait() > self.max_wait {
+        if self.writer.expected_wait() > self.max_wait {
             return Err(Error::Overloaded);
         }
         match self.in_flight.clone().try_acquire_owned() {

@@ -4,7 +4,12 @@
 //! stands in its metadata too (AIP-193). **Invariant:** no inner text of `Internal` reaches a
 //! caller.
 
-use std::{collections::HashMap, error, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    error, fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
@@ -24,9 +29,17 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// The header that gateways know, in seconds.
 const RETRY_AFTER: &str = "retry-after";
 
+/// Made once: in an overload nearly every answer is this one.
+static OVERLOADED: LazyLock<Status> =
+    LazyLock::new(|| Fault::from(Error::Overloaded).into_status());
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "all are named where a Fault is made of them")]
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        Fault::from(error).into_status()
+        match error {
+            Error::Overloaded => OVERLOADED.clone(),
+            other => Fault::from(other).into_status(),
+        }
     }
 }
 

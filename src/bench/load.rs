@@ -11,7 +11,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddr,
-    task::Poll,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -347,7 +347,7 @@ async fn drive(load: Load) -> Result<Seen, Error> {
                     },
                     None => None,
                 };
-                let Some(link) = free(&links, &mut turn) else {
+                let Some(link) = free(&mut links, &mut turn, cx) else {
                     seen.held_back += u64::from(intended > last_sent);
                     break;
                 };
@@ -418,9 +418,10 @@ async fn drive(load: Load) -> Result<Seen, Error> {
 }
 
 /// A connection with room for another call, taking turns.
-fn free(links: &[Link], turn: &mut usize) -> Option<usize> {
+fn free(links: &mut [Link], turn: &mut usize, cx: &mut Context<'_>) -> Option<usize> {
     let count = links.len();
-    let found = (0..count).map(|ahead| (*turn + ahead) % count).find(|at| links[*at].has_room())?;
+    let mut in_turn = (0..count).map(|ahead| (*turn + ahead) % count);
+    let found = in_turn.find(|at| links[*at].has_room(cx))?;
     *turn = found + 1;
     Some(found)
 }

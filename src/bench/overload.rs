@@ -341,14 +341,11 @@ async fn beside(bed: &Bed, holders: &mut Holders, lasts: Duration) -> Result<Bes
             let Some(nth) = nth else { return Err("nobody holds anything any more".to_owned()) };
             let answer = call(BESIDE_LIMIT, seckill.release(bed::release(&bed.offer, series, nth)));
             let answer = answer.await.map_err(|error| format!("Release: {error}"))?;
-            match answer.outcome() {
-                ReleaseOutcome::Released => Ok(()),
-                other @ (ReleaseOutcome::Unspecified
-                | ReleaseOutcome::AlreadyReleased
-                | ReleaseOutcome::NotReserved
-                | ReleaseOutcome::WrongOwner
-                | ReleaseOutcome::Confirmed) => Err(format!("Release: {}", other.as_str_name())),
+            let outcome = answer.outcome();
+            if outcome == ReleaseOutcome::Released {
+                return Ok(());
             }
+            Err(format!("Release: {}", outcome.as_str_name()))
         }
     });
     let checks = every(lasts, || {

@@ -267,9 +267,10 @@ component! {
     ReserveSettings = "reserve" {
         /// How many reservations may be under way at once; more are refused with OVERLOADED.
         max_in_flight: usize = 10_000 => 1..=1_000_000;
-        /// How long a reservation may wait for the engine or the outbox before it is refused with
-        /// OVERLOADED: nothing was taken then.
-        max_wait_ms: u64 = 1_000 => 1..=60_000;
+        /// How long a reservation may wait for the engine, or is expected to wait for the outbox,
+        /// before it is refused with OVERLOADED: nothing was taken then. Keep it well below the
+        /// deadlines of callers: what is answered too late was work for nothing.
+        max_wait_ms: u64 = 200 => 1..=60_000;
         /// How long a server believes that an offer is sold out after the engine said so; until then
         /// it refuses by itself who holds nothing. This bounds how late it hears of units that came
         /// back when a message gets lost. 0: it asks the engine each time.

@@ -102,6 +102,8 @@ pub struct Writer {
 struct Queue {
     waiting: VecDeque<Waiting>,
     workers: usize,
+    /// How long groups took lately.
+    group_takes: Duration,
 }
 
 #[derive(Debug)]
@@ -176,9 +178,21 @@ impl Writer {
         }
     }
 
-    /// How long the oldest reservation has waited for a worker.
-    pub fn oldest_wait(&self) -> Duration {
-        self.locked().waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
+    /// How long a reservation is to wait for a worker that comes now: as long as the oldest one has
+    /// waited, or as the groups before it will take, by what groups took lately. The first alone
+    /// tells too late: by then, everything behind the oldest one is to wait as long and longer.
+    pub fn expected_wait(&self) -> Duration {
+        let queue = self.locked();
+        let oldest = queue.waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed());
+        let groups = u32::try_from(queue.waiting.len() / GROUP).unwrap_or(u32::MAX);
+        let workers = u32::try_from(WORKERS).unwrap_or(1);
+        oldest.max(queue.group_takes.saturating_mul(groups) / workers)
+    }
+
+    /// The last few groups count.
+    fn note_group(&self, took: Duration) {
+        let mut queue = self.locked();
+        queue.group_takes = (queue.group_takes * 3 + took) / 4;
     }
 
     fn locked(&self) -> MutexGuard<'_, Queue> {
@@ -191,7 +205,9 @@ impl Writer {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
             let (rows, replies): (Vec<NewRow>, Vec<_>) =
                 group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
+            let begun = Instant::now();
             let answers = self.write_group(&rows).await;
+            self.note_group(begun.elapsed());
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
                 let _ = reply.send(answer);
@@ -412,5 +428,54 @@ impl Writer {
                 WriteError::Unknown(error.to_string())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
+    use super::*;
+    use crate::{
+        database::DatabaseSettings,
+        domain::{ActivityId, SkuId, new_order_no},
+    };
+
+    fn waiting() -> Waiting {
+        let offer = OfferKey {
+            activity_id: ActivityId::new("a").unwrap(),
+            sku_id: SkuId::new("s").unwrap(),
+        };
+        let row = NewRow {
+            offer,
+            epoch: 1,
+            buyer: BuyerId::new("b").unwrap(),
+            slot: 1,
+            reservation_id: ReservationId::new("r").unwrap(),
+            quantity: 1,
+            order_no: new_order_no(),
+            request_id: None,
+            reserve_time: TimeMs(1),
+            hold: None,
+        };
+        Waiting { row, since: Instant::now(), reply: oneshot::channel().0 }
+    }
+
+    #[tokio::test]
+    async fn who_comes_last_is_to_wait_for_the_groups_in_front() {
+        let database = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
+        let circuit = Arc::new(Circuit::new("database"));
+        let writer = Writer::new(database, circuit, TaskTracker::new(), Arc::default());
+        writer.locked().waiting.extend((0..GROUP * 4).map(|_| waiting()));
+        // Nobody knows yet how long a group takes, and nobody has waited.
+        assert!(writer.expected_wait() < Duration::from_millis(50));
+        for _ in 0..20 {
+            writer.note_group(Duration::from_millis(400));
+        }
+        let expected = writer.expected_wait();
+        assert!((700..=800).contains(&expected.as_millis()), "{expected:?}");
+        // Who stands in the first group does not wait for another.
+        writer.locked().waiting.truncate(GROUP - 1);
+        assert!(writer.expected_wait() < Duration::from_millis(50));
     }
 }

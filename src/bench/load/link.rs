@@ -1,6 +1,10 @@
 //! One HTTP/2 connection of the generator.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use h2::client::{ResponseFuture, SendRequest};
 use http::{HeaderValue, Request, Version};
@@ -56,9 +60,18 @@ impl Link {
         Ok(Self { sender, head, open: 0, failed: false, carrying })
     }
 
-    /// Whether the server allows one more call.
-    pub(super) fn has_room(&self) -> bool {
-        !self.failed && self.open < self.sender.current_max_send_streams()
+    /// Whether the server allows one more call; where h2 knows when it will, it wakes us.
+    pub(super) fn has_room(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.failed || self.open >= self.sender.current_max_send_streams() {
+            return false;
+        }
+        match self.sender.poll_ready(cx) {
+            Poll::Ready(ready) => {
+                self.failed |= ready.is_err();
+                ready.is_ok()
+            }
+            Poll::Pending => false,
+        }
     }
 
     /// Sends a call; `left` is how long its caller waits.

@@ -77,7 +77,12 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
                 setup.mix = Mix { confirm: 20, ..Mix::USUAL };
             }
             // The embedded engine forgets only with its process, and is rebuilt by the next start.
-            Way::Contradiction | Way::Tombstone | Way::Forgotten => sqls = &Sql::SERVERS,
+            Way::Contradiction => {
+                sqls = &Sql::SERVERS;
+                // Whose reservation was taken out by hand hears so until the sweeper has been there.
+                setup.mix = Mix { repeat: 0, ..Mix::USUAL };
+            }
+            Way::Tombstone | Way::Forgotten => sqls = &Sql::SERVERS,
         }
         scenario(format!("crash {failpoint}"), sqls, setup, move |arena| {
             die_at(arena, failpoint, way).boxed_local()
