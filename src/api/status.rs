@@ -33,13 +33,12 @@ const RETRY_AFTER: &str = "retry-after";
 static OVERLOADED: LazyLock<Status> =
     LazyLock::new(|| Fault::from(Error::Overloaded).into_status());
 
-#[allow(clippy::wildcard_enum_match_arm, reason = "all are named where a Fault is made of them")]
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        match error {
-            Error::Overloaded => OVERLOADED.clone(),
-            other => Fault::from(other).into_status(),
+        if let Error::Overloaded = error {
+            return OVERLOADED.clone();
         }
+        Fault::from(error).into_status()
     }
 }
 
