@@ -51,7 +51,7 @@
 //! | [`config`] | settings; [`telemetry`] is the log |
 //! | [`server`] | opens, spawns, serves, stops in order |
 //! | [`cli`] | the command line; [`books`] compares engine, outbox and orders |
-//! | [`bench`] | measures a server from outside, against a call that does nothing |
+//! | [`mod@bench`] | measures a server from outside, against a call that does nothing |
 //!
 //! # Invariants, and where each is kept
 //!
