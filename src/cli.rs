@@ -136,6 +136,11 @@ pub enum Command {
     Demo(demo::Options),
     Smoke(smoke::Smoke),
     /// Measures a server on this machine, against a call that does nothing.
+    ///
+    /// It starts the server as a process of its own on a free port of loopback and ends it again. The
+    /// generator runs in this process, so both share the cores; let nothing else run beside it. Exits
+    /// 1 when the books do not agree afterwards; then there are no figures. A goal that is missed is
+    /// a figure like any other.
     #[command(subcommand)]
     Bench(bench::Bench),
     /// Makes, shows and moves activities.

@@ -12,12 +12,7 @@ use crate::{
     telemetry,
 };
 
-/// Measures a server on this machine, against a call that does nothing.
-///
-/// It starts the server as a process of its own on a free port of loopback and ends it again. The
-/// generator runs in this process, so both share the cores. Wants a machine that is idle otherwise.
-/// Exits 1 when the books do not agree afterwards; then there are no figures. A goal that is missed
-/// is a figure like any other.
+/// What to measure; `cli` has the help of it all.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
     SoldOut(SoldOut),
