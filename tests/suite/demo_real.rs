@@ -15,6 +15,8 @@ async fn demo(variables: &[(&str, &str)], args: &[&str]) -> Output {
         .args(args)
         .current_dir(folder.path())
         .env_clear()
+        // Nobody shall be refused for the speed of a debug build among many tests.
+        .env("SECKILL__RESERVE__MAX_WAIT_MS", "1000")
         .envs(variables.iter().copied())
         .kill_on_drop(true);
     let output = command.output().await.unwrap();

@@ -42,6 +42,8 @@ impl Serve {
             .with("ENGINE__RESPONSE_TIMEOUT_MS", "500")
             .with("DATABASE__URL", settings.database.url.expose())
             .with("DATABASE__MAX_CONNECTIONS", "5")
+            // A debug build among many tests stands still for longer than a server should.
+            .with("RESERVE__MAX_WAIT_MS", "1000")
             .with("SWEEPER__GRACE_MS", "500")
             .with("SWEEPER__INTERVAL_MS", "100")
             .with("OUTBOX__POLL_INTERVAL_MS", "50")

@@ -73,6 +73,8 @@ impl<'a> Ground<'a> {
         settings.database.max_connections = 5;
         // A test says what happens next, and by whose hand.
         settings.reserve.believe_sold_out_ms = 0;
+        // A debug build among many tests stands still for longer than a server should.
+        settings.reserve.max_wait_ms = 1_000;
         if let Some(redis) = &self.redis {
             settings.engine.url = SecretUrl::new(redis.url());
         }
