@@ -5,10 +5,9 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use tokio::sync::OwnedSemaphorePermit;
-
 pub mod catalog;
 pub mod limits;
+pub mod room;
 
 use crate::{
     domain::{ReserveOutcome, ReserveRequest, name_reservation},
@@ -17,21 +16,23 @@ use crate::{
     reservations::Reservations,
 };
 use catalog::{Activity, Phase};
+use room::Place;
 
 /// Whether a Reserve goes on to the engine.
 #[derive(Debug)]
 pub enum Admit {
     Yes(Admitted),
     No(ReserveOutcome),
-    /// The activity was never seen: it must be looked up in SQL first.
-    Unseen,
+    /// The activity was never seen: it must be looked up in SQL first. The place that the caller came
+    /// with is given back.
+    Unseen(Option<Place>),
 }
 
 /// A Reserve that may go on to the engine, with its share of what may be in flight.
 #[derive(Debug)]
 pub struct Admitted {
     pub(crate) offer: Arc<Offer>,
-    pub(crate) _permit: OwnedSemaphorePermit,
+    pub(crate) _place: Place,
 }
 
 impl Reservations {
@@ -40,13 +41,30 @@ impl Reservations {
     /// # Errors
     /// Unknown names, a store that is away, a limit, or too much in flight.
     pub fn admit(&self, request: &ReserveRequest) -> Result<Admit, Error> {
+        self.admit_with(None, request)
+    }
+
+    /// As [`Reservations::admit`], for a caller who may have waited for a place.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn admit_with(
+        &self,
+        place: Option<Place>,
+        request: &ReserveRequest,
+    ) -> Result<Admit, Error> {
         match self.catalog.known(&request.offer.activity_id)? {
-            Some(activity) => self.admit_to(&activity, request),
-            None => Ok(Admit::Unseen),
+            Some(activity) => self.admit_to(&activity, place, request),
+            None => Ok(Admit::Unseen(place)),
         }
     }
 
-    fn admit_to(&self, activity: &Activity, request: &ReserveRequest) -> Result<Admit, Error> {
+    fn admit_to(
+        &self,
+        activity: &Activity,
+        place: Option<Place>,
+        request: &ReserveRequest,
+    ) -> Result<Admit, Error> {
         let offer = activity.offer(&request.offer.sku_id)?;
         match activity.phase(self.database.clock()) {
             Phase::NotStarted => return Ok(Admit::No(ReserveOutcome::NotStarted)),
@@ -69,13 +87,11 @@ impl Reservations {
         }
         self.limits.check(request)?;
         // What is taken now would be answered too late.
-        if self.writer.expected_wait() > self.max_wait {
+        if self.writer.longest_wait() > self.max_wait {
             return Err(Error::Overloaded);
         }
-        match self.in_flight.clone().try_acquire_owned() {
-            Ok(_permit) => Ok(Admit::Yes(Admitted { offer, _permit })),
-            Err(_) => Err(Error::Overloaded),
-        }
+        let place = place.map_or_else(|| self.writer.room().enter(), Ok)?;
+        Ok(Admit::Yes(Admitted { offer, _place: place }))
     }
 }
 

@@ -11,7 +11,7 @@
 //! - [`convert`]: all validation, with every limit that the proto files name.
 //! - [`status`]: the one place where an [`Error`] becomes a status.
 //!
-//! **Invariant:** the work of a call runs in [`Services::tasks`]. tonic drops a handler when its
+//! **Invariant:** the work of a call runs in [`Services::tasks`], on the runtime of the stores. tonic drops a handler when its
 //! caller leaves or its time is up; what was begun in a store is finished all the same (I9).
 
 pub mod access;
@@ -38,6 +38,7 @@ pub mod pb {
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic_reflection::server::{Builder, v1, v1alpha};
 use tracing::Instrument as _;
@@ -58,8 +59,10 @@ pub struct Services {
     pub reconciler: Arc<Reconciler>,
     pub dead_letters: Arc<DeadLetters>,
     pub feed: Arc<StockFeed>,
-    /// Where the work of calls runs; wait for it before the stores are closed.
+    /// The work of calls; wait for it before the stores are closed.
     pub tasks: TaskTracker,
+    /// Where it runs, beside the stores.
+    pub stores: Handle,
     /// Once cancelled, new calls are refused and streams end.
     pub shutdown: CancellationToken,
     /// How long a WatchStock stream may live, ±10 %, so that connections can end.
@@ -75,19 +78,20 @@ impl Services {
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        run(&self.tasks, &self.shutdown, work).await
+        run(&self.tasks, &self.stores, &self.shutdown, work).await
     }
 }
 
 async fn run<T: Send + 'static>(
     tasks: &TaskTracker,
+    stores: &Handle,
     shutdown: &CancellationToken,
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
     if shutdown.is_cancelled() {
         return Err(Error::ShuttingDown);
     }
-    let work = tasks.spawn(work.in_current_span());
+    let work = tasks.spawn_on(work.in_current_span(), stores);
     work.await.unwrap_or_else(|panicked| Err(Error::Internal(Box::new(panicked))))
 }
 
@@ -115,11 +119,12 @@ mod tests {
     #[tokio::test]
     async fn work_is_finished_when_its_caller_has_left() {
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        let stores = Handle::current();
         let finished = Arc::new(AtomicBool::new(false));
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (go, may_go) = tokio::sync::oneshot::channel::<()>();
         let seen = finished.clone();
-        let call = run(&tasks, &shutdown, async move {
+        let call = run(&tasks, &stores, &shutdown, async move {
             begun.send(()).unwrap();
             may_go.await.unwrap();
             seen.store(true, Ordering::SeqCst);
@@ -139,13 +144,15 @@ mod tests {
     #[tokio::test]
     async fn a_panic_of_the_work_is_an_internal_error() {
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
-        let result = run::<()>(&tasks, &shutdown, async { panic!("secret") }).await;
+        let stores = Handle::current();
+        let result = run::<()>(&tasks, &stores, &shutdown, async { panic!("secret") }).await;
         assert!(matches!(result, Err(Error::Internal(_))), "{result:?}");
     }
 
     #[tokio::test]
     async fn nothing_is_begun_after_the_shutdown() {
         let (tasks, shutdown) = (TaskTracker::new(), CancellationToken::new());
+        let stores = Handle::current();
         shutdown.cancel();
         let begun = Arc::new(AtomicBool::new(false));
         let seen = begun.clone();
@@ -153,7 +160,7 @@ mod tests {
             seen.store(true, Ordering::SeqCst);
             Ok(())
         };
-        let result = run(&tasks, &shutdown, work).await;
+        let result = run(&tasks, &stores, &shutdown, work).await;
         assert!(matches!(result, Err(Error::ShuttingDown)), "{result:?}");
         tasks.close();
         tasks.wait().await;

@@ -31,7 +31,7 @@ use sea_orm::{
     },
 };
 use serde::{Deserialize, Serialize, Serializer};
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::domain::{Clock, TimeMs};
 
@@ -202,6 +202,8 @@ struct Inner {
     /// Nobody else uses it, so that its silence tells something.
     probe: Connection,
     pools: Option<Pools>,
+    /// The turn of groups, on SQLite.
+    groups: Option<Arc<Semaphore>>,
     location: Location,
     settings: DatabaseSettings,
     clock: Clock,
@@ -251,6 +253,7 @@ impl Database {
                 writer: pools.pool(Side::Writer).into(),
                 probe: pools.pool(Side::Probe).into(),
                 pools: Some(pools),
+                groups: (backend == Backend::Sqlite).then(|| Arc::new(Semaphore::new(1))),
                 location,
                 settings: settings.clone(),
                 clock: Clock::default(),
@@ -269,6 +272,7 @@ impl Database {
             writer: Connection::simulated(line.clone()),
             probe: Connection::simulated(line.clone()),
             pools: None,
+            groups: None,
             location: Location::Memory,
             settings: DatabaseSettings::default(),
             clock: Clock::default(),
@@ -302,13 +306,29 @@ impl Database {
     /// [`classify`] calls them [`SqlFault::Away`], or on SQLite [`SqlFault::RolledBack`] when
     /// another process kept its lock for too long. Nothing was kept.
     pub async fn begin(&self) -> Result<Transaction, DbErr> {
-        self.begin_on(Side::Writer).await
+        self.begin_on(Side::Writer, false).await
     }
 
-    async fn begin_on(&self, side: Side) -> Result<Transaction, DbErr> {
+    /// As [`Database::begin`], for what works on many rows. On SQLite, where one transaction at a
+    /// time writes, one such group waits with all others for its turn, and the next group behind
+    /// it: whoever changes a row alone waits for one group at most.
+    ///
+    /// # Errors
+    /// As [`Database::begin`].
+    pub async fn begin_group(&self) -> Result<Transaction, DbErr> {
+        self.begin_on(Side::Writer, true).await
+    }
+
+    async fn begin_on(&self, side: Side, is_group: bool) -> Result<Transaction, DbErr> {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
-        let begun = tokio::spawn(async move { inner.begin(side).await });
+        let begun = tokio::spawn(async move {
+            let turn = match (&inner.groups, is_group) {
+                (Some(groups), true) => groups.clone().acquire_owned().await.ok(),
+                (Some(_), false) | (None, _) => None,
+            };
+            Ok(inner.begin(side).await?.with_turn(turn))
+        });
         match begun.await {
             Ok(begun) => begun,
             Err(stopped) => match stopped.try_into_panic() {
@@ -365,7 +385,7 @@ impl Database {
     /// # Errors
     /// Those of any transaction.
     pub async fn try_write(&self) -> Result<(), DbErr> {
-        let transaction = self.begin_on(Side::Probe).await?;
+        let transaction = self.begin_on(Side::Probe, false).await?;
         match lease::acquire(transaction, "write_probe", "", Duration::ZERO).await? {
             Acquired::Granted(_) | Acquired::Held { .. } => Ok(()),
         }

@@ -18,6 +18,7 @@ use crate::{
 };
 
 pub mod dead_letters;
+mod pace;
 pub mod poller;
 pub mod sweeper;
 pub mod writer;

@@ -68,8 +68,6 @@ pub struct Reservations {
     pub limits: Limits,
     /// How long a reservation may wait for the engine, and may see others wait for the outbox.
     pub max_wait: Duration,
-    /// Bounds the Reserve calls in flight; Release, Confirm and health need none of these.
-    pub in_flight: Arc<Semaphore>,
     /// Bounds Release, Confirm and GetReservation in SQL, so that the pool keeps connections for the
     /// outbox and the workers.
     pub lookups: Semaphore,
@@ -99,29 +97,38 @@ impl Reservations {
         request: ReserveRequest,
         caller: Caller,
     ) -> Result<ReserveOutcome, Error> {
-        let mut admit = self.admit(&request)?;
-        if let Admit::Unseen = admit {
+        let admit = self.admit(&request)?;
+        self.reserve_after(admit, request, caller).await
+    }
+
+    /// The part of [`Reservations::reserve`] that comes after the first look.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn reserve_after(
+        self: &Arc<Self>,
+        mut admit: Admit,
+        request: ReserveRequest,
+        caller: Caller,
+    ) -> Result<ReserveOutcome, Error> {
+        if let Admit::Unseen(place) = admit {
             self.catalog.activity(&request.offer.activity_id).await?;
-            admit = self.admit(&request)?;
+            admit = self.admit_with(place, &request)?;
         }
         match admit {
             Admit::Yes(admitted) => self.reserve_admitted(admitted, request, caller).await,
             Admit::No(outcome) => Ok(outcome),
-            Admit::Unseen => Err(Error::UnknownActivity(request.offer.activity_id.to_string())),
+            Admit::Unseen(_) => Err(Error::UnknownActivity(request.offer.activity_id.to_string())),
         }
     }
 
-    /// The part of [`Reservations::reserve`] that comes after admission.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn reserve_admitted(
+    async fn reserve_admitted(
         self: &Arc<Self>,
         admitted: Admitted,
         request: ReserveRequest,
         caller: Caller,
     ) -> Result<ReserveOutcome, Error> {
-        let Admitted { offer, _permit } = admitted;
+        let Admitted { offer, _place } = admitted;
         let take = Take {
             reservation_id: name_reservation(
                 &offer.key,

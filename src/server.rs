@@ -6,6 +6,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
+    runtime::Handle,
     sync::{Notify, Semaphore},
     task::JoinHandle,
 };
@@ -17,7 +18,9 @@ use tonic_health::{
 };
 use tower::layer::util::{Identity, Stack};
 
-pub(crate) mod listener;
+pub(crate) mod fronts;
+mod listener;
+mod tenure;
 pub mod tls;
 mod workers;
 
@@ -30,12 +33,10 @@ use crate::{
     api::{self, Services, pb, stack},
     circuit::Circuit,
     config::{self, Settings},
-    database::{self, Acquired, Backend, Database, DatabaseSettings, Lease},
-    domain::TimeMs,
+    database::{self, Backend, Database, DatabaseSettings},
     engine::{
         self, Engine,
         batcher::SegmentOptions,
-        embedded::EmbeddedEngine,
         locks::Locks,
         redis::{self, RedisEngine, RedisSettings},
         scripts::Attempts,
@@ -53,10 +54,9 @@ use crate::{
     reservations::Reservations,
     stock_feed::{FeedOptions, StockFeed},
 };
+use fronts::Fronts;
+use tenure::Tenure;
 
-/// The lease of the one process that may run an embedded engine over a database.
-const EMBEDDED_LEASE: &str = "embedded_engine";
-const EMBEDDED_LEASE_TTL: Duration = Duration::from_secs(3);
 /// How long the database may take to be closed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 const MAX_PENDING_RESETS: usize = 1_000;
@@ -90,6 +90,8 @@ pub enum StartError {
     EmbeddedHeld { owner: String },
     #[error("{addr} can't be listened on: {cause}; set {key} to another address")]
     Bind { key: &'static str, addr: SocketAddr, cause: std::io::Error },
+    #[error("the threads of the gRPC port can't be started: {0}")]
+    Threads(std::io::Error),
     #[error("the offers could not be rebuilt from the database: {0}")]
     Rebuild(Error),
 }
@@ -112,8 +114,8 @@ pub struct Parts {
     /// Where the work on reservations runs.
     pub tasks: TaskTracker,
     pub shutdown: CancellationToken,
-    /// What the embedded engine's one process holds.
-    lease: Option<Lease>,
+    /// Of the embedded engine.
+    tenure: Option<Tenure>,
 }
 
 impl Parts {
@@ -123,9 +125,10 @@ impl Parts {
     /// [`StartError`].
     pub async fn open(settings: &Settings) -> Result<Self, StartError> {
         let database = open_database(settings).await?;
-        let (engine, lease) = open_engine(settings, &database).await?;
+        let shutdown = CancellationToken::new();
+        let (engine, tenure) = open_engine(settings, &database, &shutdown).await?;
         failpoint!("after_stores_opened");
-        let parts = Self { lease, ..Self::over(settings, database, engine) };
+        let parts = Self { tenure, ..Self::with(settings, database, engine, shutdown) };
         match parts.read_sales().await {
             Ok(()) => Ok(parts),
             Err(error) => {
@@ -138,8 +141,16 @@ impl Parts {
     /// The parts of a server over stores that are open. The catalog is empty until it is refreshed.
     #[must_use]
     pub fn over(settings: &Settings, database: Database, engine: Arc<dyn Engine>) -> Self {
+        Self::with(settings, database, engine, CancellationToken::new())
+    }
+
+    fn with(
+        settings: &Settings,
+        database: Database,
+        engine: Arc<dyn Engine>,
+        shutdown: CancellationToken,
+    ) -> Self {
         let tasks = TaskTracker::new();
-        let shutdown = CancellationToken::new();
         let engine_circuit = Arc::new(Circuit::new("engine"));
         let database_circuit = Arc::new(Circuit::new("database"));
         let due = Arc::new(Notify::new());
@@ -160,6 +171,7 @@ impl Parts {
             database_circuit.clone(),
             tasks.clone(),
             due.clone(),
+            settings.reserve.max_in_flight,
         ));
         let reservations = Arc::new(Reservations {
             catalog: catalog.clone(),
@@ -170,7 +182,6 @@ impl Parts {
             database_circuit: database_circuit.clone(),
             max_wait: segments.max_wait,
             limits: Limits::new(limit_options(&settings.limits)),
-            in_flight: Arc::new(Semaphore::new(settings.reserve.max_in_flight)),
             lookups: Semaphore::new(lookups(settings, &database)),
             lookups_waiting: Default::default(),
             due,
@@ -221,14 +232,14 @@ impl Parts {
             database_circuit,
             tasks,
             shutdown,
-            lease: None,
+            tenure: None,
         }
     }
 
     async fn read_sales(&self) -> Result<(), StartError> {
         self.catalog.refresh().await?;
         failpoint!("after_catalog_read");
-        if self.lease.is_some() {
+        if self.tenure.is_some() {
             self.rebuild_all().await?;
         }
         Ok(())
@@ -360,40 +371,17 @@ fn lookups(settings: &Settings, database: &Database) -> usize {
 async fn open_engine(
     settings: &Settings,
     database: &Database,
-) -> Result<(Arc<dyn Engine>, Option<Lease>), StartError> {
+    shutdown: &CancellationToken,
+) -> Result<(Arc<dyn Engine>, Option<Tenure>), StartError> {
     let Some(settings) = redis_settings(&settings.engine) else {
-        let lease = hold_database(database).await?;
+        let (tenure, engine) = Tenure::begin(database, shutdown).await?;
         tracing::info!(
             "the embedded engine serves this process alone; its stock is rebuilt from the \
              database at each start. Set engine.url to a Redis for more than one server"
         );
-        return Ok((Arc::new(EmbeddedEngine::new()), Some(lease)));
+        return Ok((engine, Some(tenure)));
     };
     Ok((Arc::new(RedisEngine::connect(&settings).await?), None))
-}
-
-/// Takes the lease of the embedded engine. One that a crash left behind runs out soon; one that is
-/// renewed meanwhile belongs to a live process.
-async fn hold_database(database: &Database) -> Result<Lease, StartError> {
-    let owner = format!("process {} since {}", std::process::id(), TimeMs::now().0);
-    let deadline = tokio::time::Instant::now() + EMBEDDED_LEASE_TTL + Duration::from_millis(500);
-    let mut told = false;
-    loop {
-        match database.acquire_lease(EMBEDDED_LEASE, &owner, EMBEDDED_LEASE_TTL).await? {
-            Acquired::Granted(lease) => return Ok(lease),
-            Acquired::Held { owner, remaining } => {
-                if tokio::time::Instant::now() >= deadline {
-                    return Err(StartError::EmbeddedHeld { owner });
-                }
-                if !told {
-                    tracing::info!(owner, "waiting for another server's embedded engine to end");
-                    told = true;
-                }
-                let pause = remaining.min(Duration::from_millis(200));
-                tokio::time::sleep(pause.max(Duration::from_millis(10))).await;
-            }
-        }
-    }
 }
 
 /// A server that serves.
@@ -404,9 +392,7 @@ pub struct Server {
     pub parts: Parts,
     health: HealthReporter,
     grace: Duration,
-    /// Ends when the last connection is gone.
-    serving: JoinHandle<()>,
-    stop_serving: CancellationToken,
+    fronts: Fronts,
     http: Option<HttpPort>,
 }
 
@@ -446,28 +432,28 @@ impl Server {
             feed: parts.feed.clone(),
             tasks: parts.tasks.clone(),
             shutdown: parts.shutdown.clone(),
+            stores: Handle::current(),
             max_stream_age: Duration::from_secs(settings.grpc.max_stream_age_s),
         });
-        let stop_serving = CancellationToken::new();
         if let Some(tls) = tls.clone() {
             parts.tasks.spawn(tls.keep_current(parts.shutdown.clone()));
         }
-        let denied = settings.limits.denied.clone();
-        let incoming = listener::incoming(listener, denied, &settings.grpc, tls);
-        let stop = stop_serving.clone().cancelled_owned();
-        let (reflection_v1, reflection_v1alpha) = api::reflection();
-        let router = grpc(settings)
-            .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
-            .add_service(reflection_v1)
-            .add_service(reflection_v1alpha)
-            .add_service(stack::admin(services.clone()))
-            .add_service(stack::seckill(services));
-        #[allow(clippy::disallowed_methods, reason = "the one task that `stop` waits for apart")]
-        let serving = tokio::spawn(async move {
-            if let Err(error) = router.serve_with_incoming_shutdown(incoming, stop).await {
-                tracing::error!(%error, "the gRPC port ended");
-            }
+        let fronts = Fronts::start(settings, listener, tls.as_ref(), || {
+            let (reflection_v1, reflection_v1alpha) = api::reflection();
+            grpc(settings)
+                .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
+                .add_service(reflection_v1)
+                .add_service(reflection_v1alpha)
+                .add_service(stack::admin(services.clone()))
+                .add_service(stack::seckill(services.clone()))
         });
+        let fronts = match fronts {
+            Ok(fronts) => fronts,
+            Err(error) => {
+                parts.abandon().await;
+                return Err(StartError::Threads(error));
+            }
+        };
         failpoint!("before_serving");
         set_health(&health, true).await;
         let engine = parts.engine.kind();
@@ -481,8 +467,7 @@ impl Server {
             parts,
             health,
             grace: Duration::from_millis(settings.grpc.shutdown_grace_ms),
-            serving,
-            stop_serving,
+            fronts,
             http,
         })
     }
@@ -500,11 +485,11 @@ impl Server {
         let deadline = tokio::time::Instant::now() + self.grace;
         set_health(&self.health, false).await;
         self.parts.shutdown.cancel();
-        self.stop_serving.cancel();
+        self.fronts.stop();
         // A client with an open stream, or one that never says a word, could hold this for ever.
-        if tokio::time::timeout_at(deadline, &mut self.serving).await.is_err() {
+        if tokio::time::timeout_at(deadline, self.fronts.ended()).await.is_err() {
             tracing::warn!("some connections did not end within the grace period");
-            self.serving.abort();
+            self.fronts.abort().await;
         }
         self.parts.close(deadline).await;
         if let Some(http) = self.http {
@@ -593,8 +578,8 @@ impl Parts {
         // dead without a word.
         #[allow(clippy::disallowed_methods, reason = "it is waited for, below")]
         let closing = tokio::spawn(async move {
-            if let Some(lease) = &self.lease {
-                self.database.release_lease(lease).await?;
+            if let Some(tenure) = self.tenure {
+                tenure.end().await?;
             }
             self.database.close().await
         });

@@ -43,15 +43,7 @@ impl pb::seckill_server::Seckill for Services {
         let connection = Arc::new(());
         let caller = Caller::new(&connection, deadline);
         let reservations = self.reservations.clone();
-        let work = async move {
-            match admit {
-                Admit::Yes(admitted) => {
-                    reservations.reserve_admitted(admitted, request, caller).await
-                }
-                Admit::No(outcome) => Ok(outcome),
-                Admit::Unseen => reservations.reserve(request, caller).await,
-            }
-        };
+        let work = async move { reservations.reserve_after(admit, request, caller).await };
         Ok(Response::new(self.run(work).await?.into()))
     }
 

@@ -25,7 +25,7 @@ use crate::{
         stack,
     },
     config::Settings,
-    server::{self, listener},
+    server::{self, fronts::Fronts},
 };
 
 /// The service that answers at once.
@@ -44,18 +44,23 @@ pub async fn serve(
     let port = |error: &dyn std::error::Error| Error::Unavailable(format!("the port: {error}"));
     let listener = TcpListener::bind(settings.grpc.addr).await.map_err(|error| port(&error))?;
     let addr = listener.local_addr().map_err(|error| port(&error))?;
-    let denied = settings.limits.denied.clone();
-    let incoming = listener::incoming(listener, denied, &settings.grpc, None);
-    let (reflection_v1, reflection_v1alpha) = api::reflection();
-    let service = SeckillServer::new(Noop).max_decoding_message_size(stack::SECKILL_REQUEST_LIMIT);
-    let health = HealthService::from_health_reporter(HealthReporter::new());
-    let router = server::grpc(settings)
-        .add_service(HealthServer::new(health))
-        .add_service(reflection_v1)
-        .add_service(reflection_v1alpha)
-        .add_service(service);
+    let mut fronts = Fronts::start(settings, listener, None, || {
+        let (reflection_v1, reflection_v1alpha) = api::reflection();
+        let service =
+            SeckillServer::new(Noop).max_decoding_message_size(stack::SECKILL_REQUEST_LIMIT);
+        let health = HealthService::from_health_reporter(HealthReporter::new());
+        server::grpc(settings)
+            .add_service(HealthServer::new(health))
+            .add_service(reflection_v1)
+            .add_service(reflection_v1alpha)
+            .add_service(service)
+    })
+    .map_err(|error| port(&error))?;
     ready(addr);
-    router.serve_with_incoming_shutdown(incoming, stop).await.map_err(|error| port(&error))
+    stop.await;
+    fronts.stop();
+    fronts.ended().await;
+    Ok(())
 }
 
 type Nothing<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

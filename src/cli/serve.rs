@@ -159,6 +159,7 @@ pub(super) fn start_failure(error: StartError) -> Failure {
         | StartError::EmbeddedHeld { .. }
         | StartError::Bind { .. }
         | StartError::Sql(_)
+        | StartError::Threads(_)
         | StartError::Rebuild(_) => Failure::Unavailable(error.to_string()),
     }
 }

@@ -156,6 +156,9 @@ component! {
         /// Where to listen. Port 0 takes a free one. An address that others can reach needs
         /// auth.tokens or tls.client_ca_file, or `seckill serve --insecure`.
         addr: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50051);
+        /// How many threads speak gRPC, each for its share of the connections; 0: as many as there are
+        /// processors.
+        threads: usize = 0 => 0..=1_024;
         /// How many calls one connection may have open; the client queues what is above.
         max_concurrent_streams: u32 = 1_000 => 1..=100_000;
         /// How many connections may be open; more wait until one closes.
@@ -265,10 +268,11 @@ component! {
 component! {
     /// Admission of Reserve.
     ReserveSettings = "reserve" {
-        /// How many reservations may be under way at once; more are refused with OVERLOADED.
+        /// How many reservations may be under way at once, at most; more are refused with OVERLOADED.
+        /// The server itself keeps to as many as its database writes without making them wait.
         max_in_flight: usize = 10_000 => 1..=1_000_000;
-        /// How long a reservation may wait for the engine, or is expected to wait for the outbox,
-        /// before it is refused with OVERLOADED: nothing was taken then. Keep it well below the
+        /// How long a reservation may wait for the engine before it is refused with OVERLOADED, and how
+        /// long one may be seen waiting for the outbox: nothing was taken then. Keep it well below the
         /// deadlines of callers: what is answered too late was work for nothing.
         max_wait_ms: u64 = 200 => 1..=60_000;
         /// How long a server believes that an offer is sold out after the engine said so; until then
@@ -315,7 +319,7 @@ component! {
     OutboxSettings = "outbox" {
         /// How often to look for rows that nobody told the poller about.
         poll_interval_ms: u64 = 500 => 1..=60_000;
-        /// How many rows one transaction takes.
+        /// How many rows one transaction takes, at most; fewer where they take long.
         batch: u32 = 500 => 1..=10_000;
         /// After how many failed attempts a row becomes a dead letter.
         max_attempts: u32 = 12 => 1..=1_000;

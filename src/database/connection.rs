@@ -9,6 +9,8 @@ use sea_orm::{
     TransactionOptions,
 };
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::pools::{OpenTransaction, Pool};
 
 #[cfg(test)]
@@ -66,6 +68,15 @@ impl Connection {
 }
 
 impl Transaction {
+    /// Keeps this until it is over.
+    pub(super) fn with_turn(self, turn: Option<OwnedSemaphorePermit>) -> Self {
+        match self.0 {
+            Way::Sqlx(transaction) => transaction.with_turn(turn).into(),
+            #[cfg(test)]
+            Way::Simulated(_) => self,
+        }
+    }
+
     /// For the migrator, which takes nothing else.
     pub(super) fn sqlx(&self) -> &DatabaseTransaction {
         match &self.0 {

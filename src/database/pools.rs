@@ -17,6 +17,7 @@ use sea_orm::{
     ConnAcquireErr, ConnectionTrait, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
     ExecResult, QueryResult, RuntimeErr, Statement, TransactionOptions, TransactionTrait,
 };
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use super::{DatabaseSettings, connect, location::Location, server_pool};
@@ -73,6 +74,7 @@ pub struct OpenTransaction {
     inner: DatabaseTransaction,
     pools: Pools,
     generation: Arc<Generation>,
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Pools {
@@ -116,7 +118,7 @@ impl Pools {
         let begun = generation.side(side).begin_with_options(options).boxed();
         let begun = self.pool_answered(&generation, begun);
         match begun.await {
-            Ok(inner) => Ok(OpenTransaction { inner, pools: self.clone(), generation }),
+            Ok(inner) => Ok(OpenTransaction { inner, pools: self.clone(), generation, turn: None }),
             // Nothing was kept of a transaction that never began.
             Err(error) if is_silence(&error) => {
                 Err(DbErr::ConnectionAcquire(ConnAcquireErr::ConnectionClosed))
@@ -227,6 +229,10 @@ impl Generation {
 }
 
 impl OpenTransaction {
+    pub(super) fn with_turn(self, turn: Option<OwnedSemaphorePermit>) -> Self {
+        Self { turn, ..self }
+    }
+
     /// As sea-orm knows it, for what takes nothing else.
     pub(super) fn inner(&self) -> &DatabaseTransaction {
         &self.inner
@@ -237,7 +243,7 @@ impl OpenTransaction {
     /// # Errors
     /// Of any but [`super::SqlFault::RolledBack`] it is unknown what was kept.
     pub async fn commit(self) -> Result<(), DbErr> {
-        let Self { inner, pools, generation } = self;
+        let Self { inner, pools, generation, turn: _turn } = self;
         // In a box, as every statement is: the futures of whole flows nest deep.
         async move { pools.answered(&generation, inner.commit()).await }.boxed().await
     }
@@ -247,7 +253,7 @@ impl OpenTransaction {
     /// # Errors
     /// The connection is lost, and the transaction with it.
     pub async fn rollback(self) -> Result<(), DbErr> {
-        let Self { inner, pools, generation } = self;
+        let Self { inner, pools, generation, turn: _turn } = self;
         async move { pools.answered(&generation, inner.rollback()).await }.boxed().await
     }
 }

@@ -5,12 +5,17 @@
 //!
 //! **Invariant:** one lock is held from a script's first instruction to its last, so scripts are
 //! atomic; nothing awaits under it. An evaluation takes some microseconds and runs on the
-//! caller's thread.
+//! caller's thread. Under a lease, no reply of a script is handed on that ended when the lease may
+//! have run out: what this memory holds may be yesterday's.
 
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 use futures_util::{StreamExt, future::BoxFuture, stream};
@@ -31,6 +36,7 @@ pub use self::keyspace::{Dumped, DumpedContent};
 
 /// How many messages a slow listener may be behind.
 const MESSAGES: usize = 1_024;
+const NOT_HELD: &str = "the lease of the embedded engine ran out, and is not renewed yet";
 
 /// Runs the scripts in this process, on keys in its memory.
 pub struct EmbeddedEngine {
@@ -40,6 +46,9 @@ pub struct EmbeddedEngine {
     /// Locked only while `vm` is.
     keys: Arc<Mutex<Keyspace>>,
     told: broadcast::Sender<Vec<u8>>,
+    made: Instant,
+    /// Until when it may answer, in microseconds since it was made.
+    held_until_us: AtomicU64,
 }
 
 /// What an engine held at one moment.
@@ -73,7 +82,28 @@ impl EmbeddedEngine {
             vm: Mutex::new(vm),
             keys,
             told: broadcast::Sender::new(MESSAGES),
+            made: Instant::now(),
+            held_until_us: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// An empty engine that answers until then, or until [`EmbeddedEngine::hold_until`] says more.
+    #[must_use]
+    pub fn held_until(until: Instant) -> Self {
+        let engine = Self::new();
+        engine.hold_until(until);
+        engine
+    }
+
+    /// It is certain that no other engine answers for the same stock until then.
+    pub fn hold_until(&self, until: Instant) {
+        let us = until.saturating_duration_since(self.made).as_micros();
+        self.held_until_us.store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    fn is_held(&self) -> bool {
+        let until_us = self.held_until_us.load(Ordering::Acquire);
+        until_us == u64::MAX || self.made.elapsed().as_micros() < u128::from(until_us)
     }
 
     /// Everything the engine holds, for tests to compare.
@@ -106,6 +136,9 @@ impl EmbeddedEngine {
     }
 
     fn run(&self, call: &Call) -> Result<Value, EngineError> {
+        if !self.is_held() {
+            return Err(EngineError::NotRun(NOT_HELD.to_owned()));
+        }
         let Ok(mut vm) = self.vm.lock() else {
             // What that script left behind is anyone's guess.
             return Err(EngineError::NotRun("an earlier script panicked; restart".to_owned()));
@@ -121,6 +154,10 @@ impl EmbeddedEngine {
         for message in published {
             // Nobody may be there to hear it.
             let _ = self.told.send(message.into());
+        }
+        // Only now: the process may have been held at any instruction before.
+        if !self.is_held() {
+            return Err(EngineError::Unknown(NOT_HELD.to_owned()));
         }
         reply.map_err(EngineError::Script)
     }
@@ -140,13 +177,12 @@ impl Engine for EmbeddedEngine {
     }
 
     fn probe(&self) -> BoxFuture<'_, Result<(), EngineError>> {
-        let poisoned = self.vm.is_poisoned();
-        Box::pin(async move {
-            match poisoned {
-                false => Ok(()),
-                true => Err(EngineError::NotRun("an earlier script panicked; restart".to_owned())),
-            }
-        })
+        let well = match (self.vm.is_poisoned(), self.is_held()) {
+            (true, _) => Err("an earlier script panicked; restart"),
+            (false, false) => Err(NOT_HELD),
+            (false, true) => Ok(()),
+        };
+        Box::pin(async move { well.map_err(|why| EngineError::NotRun(why.to_owned())) })
     }
 
     fn hear(&self) -> Hearing {
@@ -162,7 +198,7 @@ impl Engine for EmbeddedEngine {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use futures_util::FutureExt;
 
@@ -211,6 +247,39 @@ mod tests {
         let released = vec![word("released"), word("1"), Value::Int(3), Value::Int(5)];
         let release = eval(&engine, scripts::RELEASE, &["1", "r1", "ann", "1"]);
         assert_eq!(release, Ok(Value::Array(released)));
+    }
+
+    #[test]
+    fn a_held_process_does_not_answer_from_what_it_remembers() {
+        let engine = EmbeddedEngine::new();
+        eval(&engine, scripts::WARMUP, &["1", "5", "5", "4102444800000"]).unwrap();
+        let request = ["1", "1", "1000", "0", "0", "ann", "r1", "2", "o1"];
+        let before = eval(&engine, scripts::RESERVE, &request).unwrap();
+        let dumped = engine.dump();
+
+        engine.hold_until(Instant::now());
+        let refused = eval(&engine, scripts::RESERVE, &request).unwrap_err();
+        assert!(matches!(&refused, EngineError::NotRun(why) if why == NOT_HELD), "{refused}");
+        assert!(engine.probe().now_or_never().unwrap().is_err());
+        assert_eq!(engine.dump(), dumped, "and nothing changed");
+
+        engine.hold_until(Instant::now() + Duration::from_secs(60));
+        assert!(engine.probe().now_or_never().unwrap().is_ok());
+        assert_ne!(before, eval(&engine, scripts::RESERVE, &request).unwrap(), "a replay");
+    }
+
+    /// The lease runs out in the middle of a script: what it did stays, and its reply is not heard.
+    #[test]
+    fn what_a_script_replies_after_the_lease_ran_out_is_unknown() {
+        let slow = Script {
+            name: "slow",
+            source: "redis.call('SET', KEYS[1], '1')
+                     local x = 0 for i = 1, 2000000 do x = x + 1 end return x",
+        };
+        let engine = EmbeddedEngine::held_until(Instant::now() + Duration::from_millis(2));
+        let unknown = eval(&engine, slow, &[]).unwrap_err();
+        assert!(matches!(&unknown, EngineError::Unknown(why) if why == NOT_HELD), "{unknown}");
+        assert_eq!(engine.dump().len(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,8 +17,9 @@ use sea_orm::{
     ColumnTrait, Condition, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
+use tokio::time::Instant;
 
-use super::Row;
+use super::{Row, pace::Pace};
 use crate::{
     database::{Database, SqlFault, Transaction, classify, lock_free_rows},
     domain::TimeMs,
@@ -35,7 +36,7 @@ use crate::{
 /// How the poller works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollerOptions {
-    /// Rows per transaction.
+    /// The most rows per transaction; how many there are is measured.
     pub batch: u64,
     pub max_attempts: i32,
     /// The first pause after a failed attempt; each next one is twice as long.
@@ -68,13 +69,19 @@ pub struct Poller {
     reservations: Arc<Reservations>,
     database: Database,
     options: PollerOptions,
+    pace: Mutex<Pace>,
 }
 
 impl Poller {
     #[must_use]
     pub fn new(reservations: Arc<Reservations>, options: PollerOptions) -> Self {
         let database = reservations.database.clone();
-        Self { reservations, database, options }
+        let pace = Mutex::new(Pace::new(usize::try_from(options.batch).unwrap_or(usize::MAX)));
+        Self { reservations, database, options, pace }
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One pass over what is due.
@@ -126,8 +133,10 @@ impl Poller {
     /// Orders all that is due, or one row, in one transaction; answers how many.
     async fn order_batch(&self, only: Option<i64>) -> Result<usize, Setback> {
         let now = self.database.clock();
-        let transaction = self.database.begin().await?;
-        match self.order_claimed(&transaction, only, now).await {
+        let most = if only.is_some() { 1 } else { self.pace().take(usize::MAX) };
+        let transaction = self.database.begin_group().await?;
+        let begun = Instant::now();
+        match self.order_claimed(&transaction, only, most, now).await {
             Ok(0) => {
                 transaction.rollback().await?;
                 Ok(0)
@@ -136,6 +145,7 @@ impl Poller {
                 failpoint!("before_order_commit");
                 transaction.commit().await?;
                 failpoint!("after_order_commit");
+                self.pace().note(ordered, begun.elapsed());
                 Ok(ordered)
             }
             Err(setback) => {
@@ -150,6 +160,7 @@ impl Poller {
         &self,
         transaction: &Transaction,
         only: Option<i64>,
+        most: usize,
         now: TimeMs,
     ) -> Result<usize, Setback> {
         let mut query = outbox::Entity::find()
@@ -161,7 +172,7 @@ impl Poller {
         let query = query
             .order_by_asc(outbox::Column::NextAttemptTime)
             .order_by_asc(outbox::Column::Id)
-            .limit(self.options.batch);
+            .limit(most as u64);
         let mut rows = lock_free_rows(query).all(transaction).await?;
         if rows.is_empty() {
             return Ok(0);

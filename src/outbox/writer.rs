@@ -1,6 +1,6 @@
 //! Group commit: one transaction writes the rows of many reservations.
 //!
-//! Natural batching: whoever is free takes all that waits, up to a cap; one group fills while
+//! Natural batching: whoever is free takes all that waits, up to a size that `pace` measures; one group fills while
 //! another commits.
 //!
 //! **Invariant:** SQL alone keeps `reserved <= total` (I1) and one reservation per slot (I4), and
@@ -22,8 +22,9 @@ use tokio_util::task::TaskTracker;
 
 mod sql;
 
-use super::Row;
+use super::{Row, pace::Pace};
 use crate::{
+    admission::room::Room,
     circuit::Circuit,
     database::{Backend, Database, SqlFault, Transaction, classify, insert_ignore, is_outage},
     domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs, new_uuid},
@@ -33,6 +34,9 @@ use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_ke
 
 /// The most rows in one transaction; few in the simulator.
 const GROUP: usize = if cfg!(test) { 3 } else { 512 };
+/// Reservations under way, in groups: those in a transaction, those that wait for the next one, and
+/// those that are in the engine or on their way back.
+const GROUPS_UNDER_WAY: usize = 4;
 /// Transactions in flight.
 const WORKERS: usize = 2;
 /// The most reservations that wait for a worker; more are left to the sweeper.
@@ -93,17 +97,18 @@ pub struct Writer {
     database: Database,
     circuit: Arc<Circuit>,
     queue: Mutex<Queue>,
+    /// For what is on its way to here.
+    room: Arc<Room>,
     tasks: TaskTracker,
     /// Told after each commit that made rows due.
     due: Arc<Notify>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     waiting: VecDeque<Waiting>,
     workers: usize,
-    /// How long groups took lately.
-    group_takes: Duration,
+    pace: Pace,
 }
 
 #[derive(Debug)]
@@ -138,15 +143,25 @@ impl From<DbErr> for Setback {
 }
 
 impl Writer {
-    /// A writer whose workers run in `tasks`, and which tells `due` about new rows.
+    /// A writer whose workers run in `tasks`, and which tells `due` about new rows. It makes room for
+    /// at most `max_in_flight`.
     #[must_use]
     pub fn new(
         database: Database,
         circuit: Arc<Circuit>,
         tasks: TaskTracker,
         due: Arc<Notify>,
+        max_in_flight: usize,
     ) -> Self {
-        Self { database, circuit, queue: Mutex::default(), tasks, due }
+        let pace = Pace::new(GROUP);
+        let room = Room::new(pace.cap() * GROUPS_UNDER_WAY, max_in_flight);
+        let queue = Mutex::new(Queue { waiting: VecDeque::new(), workers: 0, pace });
+        Self { database, circuit, queue, room, tasks, due }
+    }
+
+    /// For reservations that are under way to here.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
     }
 
     /// Records one reservation, together with whoever else waits.
@@ -178,21 +193,19 @@ impl Writer {
         }
     }
 
-    /// How long a reservation is to wait for a worker that comes now: as long as the oldest one has
-    /// waited, or as the groups before it will take, by what groups took lately. The first alone
-    /// tells too late: by then, everything behind the oldest one is to wait as long and longer.
-    pub fn expected_wait(&self) -> Duration {
-        let queue = self.locked();
-        let oldest = queue.waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed());
-        let groups = u32::try_from(queue.waiting.len() / GROUP).unwrap_or(u32::MAX);
-        let workers = u32::try_from(WORKERS).unwrap_or(1);
-        oldest.max(queue.group_takes.saturating_mul(groups) / workers)
+    /// How long the reservation has waited that has waited longest.
+    pub fn longest_wait(&self) -> Duration {
+        self.locked().waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
     }
 
-    /// The last few groups count.
-    fn note_group(&self, took: Duration) {
+    fn note_group(&self, rows: usize, took: Duration) {
         let mut queue = self.locked();
-        queue.group_takes = (queue.group_takes * 3 + took) / 4;
+        let before = queue.pace.cap();
+        queue.pace.note(rows, took);
+        let now = queue.pace.cap();
+        if now != before {
+            self.room.resize(now * GROUPS_UNDER_WAY);
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Queue> {
@@ -205,9 +218,7 @@ impl Writer {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
             let (rows, replies): (Vec<NewRow>, Vec<_>) =
                 group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
-            let begun = Instant::now();
             let answers = self.write_group(&rows).await;
-            self.note_group(begun.elapsed());
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
                 let _ = reply.send(answer);
@@ -225,10 +236,12 @@ impl Writer {
             queue.workers -= 1;
             return None;
         }
-        let mut group: Vec<Waiting> = Vec::with_capacity(GROUP.min(queue.waiting.len()));
+        let waiting = queue.waiting.len();
+        let most = queue.pace.take(waiting);
+        let mut group: Vec<Waiting> = Vec::with_capacity(most);
         let mut inside = HashSet::new();
         let mut later = Vec::new();
-        while group.len() < GROUP
+        while group.len() < most
             && let Some(waiting) = queue.waiting.pop_front()
         {
             if inside.insert(waiting.row.reservation_id.clone()) {
@@ -263,12 +276,14 @@ impl Writer {
     async fn write_together(&self, rows: &[NewRow]) -> Result<Vec<Written>, Setback> {
         let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
-        let transaction = self.database.begin().await?;
+        let transaction = self.database.begin_group().await?;
+        let begun = Instant::now();
         let outcome = self.insert_and_count(&transaction, &batch, now, rows).await;
         match outcome {
             Ok(written) => {
                 failpoint!("before_outbox_commit");
                 transaction.commit().await?;
+                self.note_group(rows.len(), begun.elapsed());
                 failpoint!("after_outbox_commit");
                 self.due.notify_one();
                 Ok(written)
@@ -377,7 +392,7 @@ impl Writer {
     ) -> Result<Vec<Result<Written, WriteError>>, Setback> {
         let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
-        let transaction = self.database.begin().await?;
+        let transaction = self.database.begin_group().await?;
         let outcome = insert_and_judge(&transaction, &batch, now, rows).await;
         match outcome {
             Ok((answers, true)) => {
@@ -428,54 +443,5 @@ impl Writer {
                 WriteError::Unknown(error.to_string())
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
-
-    use super::*;
-    use crate::{
-        database::DatabaseSettings,
-        domain::{ActivityId, SkuId, new_order_no},
-    };
-
-    fn waiting() -> Waiting {
-        let offer = OfferKey {
-            activity_id: ActivityId::new("a").unwrap(),
-            sku_id: SkuId::new("s").unwrap(),
-        };
-        let row = NewRow {
-            offer,
-            epoch: 1,
-            buyer: BuyerId::new("b").unwrap(),
-            slot: 1,
-            reservation_id: ReservationId::new("r").unwrap(),
-            quantity: 1,
-            order_no: new_order_no(),
-            request_id: None,
-            reserve_time: TimeMs(1),
-            hold: None,
-        };
-        Waiting { row, since: Instant::now(), reply: oneshot::channel().0 }
-    }
-
-    #[tokio::test]
-    async fn who_comes_last_is_to_wait_for_the_groups_in_front() {
-        let database = Database::open(&DatabaseSettings::at("sqlite::memory:")).await.unwrap();
-        let circuit = Arc::new(Circuit::new("database"));
-        let writer = Writer::new(database, circuit, TaskTracker::new(), Arc::default());
-        writer.locked().waiting.extend((0..GROUP * 4).map(|_| waiting()));
-        // Nobody knows yet how long a group takes, and nobody has waited.
-        assert!(writer.expected_wait() < Duration::from_millis(50));
-        for _ in 0..20 {
-            writer.note_group(Duration::from_millis(400));
-        }
-        let expected = writer.expected_wait();
-        assert!((700..=800).contains(&expected.as_millis()), "{expected:?}");
-        // Who stands in the first group does not wait for another.
-        writer.locked().waiting.truncate(GROUP - 1);
-        assert!(writer.expected_wait() < Duration::from_millis(50));
     }
 }

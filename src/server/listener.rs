@@ -9,7 +9,10 @@
 use std::{
     io,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -18,7 +21,7 @@ use futures_util::{Stream, stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
     time::{Instant, Sleep, sleep_until, timeout_at},
 };
@@ -43,7 +46,7 @@ pub(crate) struct Connection {
     /// Until when the preface must be there, and then the end of the connection.
     limit: Pin<Box<Sleep>>,
     end: Instant,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 #[derive(Debug)]
@@ -52,81 +55,127 @@ enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Where connections come in.
+/// A connection that was let in, on its way to the thread that serves it.
 #[derive(Debug)]
-struct Door {
-    port: Port,
-    denied: Networks,
-    places: Arc<Semaphore>,
+pub(crate) struct Accepted {
+    socket: std::net::TcpStream,
+    place: Place,
+}
+
+/// One of the connections that there may be, and one of those of a thread.
+#[derive(Debug)]
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    share: Option<Arc<AtomicUsize>>,
+}
+
+/// Where one thread gets its connections from.
+#[derive(Debug)]
+pub(crate) struct Door {
+    accepted: mpsc::UnboundedReceiver<Accepted>,
     first_byte_timeout: Duration,
     max_life: Duration,
     tls: Option<Arc<Tls>>,
-    /// Beside the accept loop, since a handshake takes its time; each has its place already.
+    /// Beside those that are ready, since a handshake takes its time.
     handshakes: JoinSet<Option<Connection>>,
 }
 
-/// The connections, for as long as the listener lives.
-pub(crate) fn incoming(
+/// Lets connections in for ever, at most `most` at a time.
+pub(crate) async fn accept_all(
     listener: TcpListener,
     denied: Networks,
-    settings: &GrpcSettings,
-    tls: Option<Arc<Tls>>,
-) -> impl Stream<Item = io::Result<Connection>> + use<> {
-    let stream_age = Duration::from_secs(settings.max_stream_age_s);
-    let door = Door {
-        port: Port::new(listener, "gRPC"),
-        denied,
-        places: Arc::new(Semaphore::new(settings.max_connections)),
-        first_byte_timeout: Duration::from_millis(settings.first_byte_timeout_ms),
-        // Streams last a tenth longer than said.
-        max_life: Duration::from_secs(settings.max_connection_age_s)
-            + stream_age.mul_f64(1.1)
-            + LAST_CALLS,
-        tls,
-        handshakes: JoinSet::new(),
-    };
-    stream::unfold(door, |mut door| async move { Some((Ok(door.next().await), door)) })
+    most: usize,
+    mut deal: impl FnMut(Accepted),
+) {
+    let mut port = Port::new(listener, "gRPC");
+    let places = Arc::new(Semaphore::new(most));
+    loop {
+        let permit = places.clone().acquire_owned().await.expect("nobody closes it");
+        let socket = loop {
+            let socket = port.accept().await;
+            // A denied peer is not worth a word.
+            if socket.peer_addr().is_ok_and(|peer| denied.contain(peer.ip())) {
+                continue;
+            }
+            // Small answers must not wait for each other; a socket that refuses this is closing.
+            let _ = socket.set_nodelay(true);
+            // Out of the hands of this runtime. One that can't be moved is closed.
+            if let Ok(socket) = socket.into_std() {
+                break socket;
+            }
+        };
+        deal(Accepted { socket, place: Place { _permit: permit, share: None } });
+    }
+}
+
+impl Accepted {
+    /// Counts it among `connections` for as long as it lives.
+    pub(crate) fn counted(mut self, connections: &Arc<AtomicUsize>) -> Self {
+        connections.fetch_add(1, Ordering::Relaxed);
+        self.place.share = Some(connections.clone());
+        self
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(share) = &self.share {
+            share.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Door {
-    async fn next(&mut self) -> Connection {
+    /// A door, and the way to it.
+    pub(crate) fn new(
+        settings: &GrpcSettings,
+        tls: Option<Arc<Tls>>,
+    ) -> (mpsc::UnboundedSender<Accepted>, Self) {
+        let (way, accepted) = mpsc::unbounded_channel();
+        let stream_age = Duration::from_secs(settings.max_stream_age_s);
+        let door = Self {
+            accepted,
+            first_byte_timeout: Duration::from_millis(settings.first_byte_timeout_ms),
+            // Streams last a tenth longer than said.
+            max_life: Duration::from_secs(settings.max_connection_age_s)
+                + stream_age.mul_f64(1.1)
+                + LAST_CALLS,
+            tls,
+            handshakes: JoinSet::new(),
+        };
+        (way, door)
+    }
+
+    /// The connections, on the runtime that asks for them.
+    pub(crate) fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
+        stream::unfold(self, |mut door| async move { Some((Ok(door.next().await?), door)) })
+    }
+
+    /// `None` once there will be no more.
+    async fn next(&mut self) -> Option<Connection> {
         loop {
             tokio::select! {
-                (socket, place) = accept(&mut self.port, &self.denied, &self.places) => {
+                Some(Accepted { socket, place }) = self.accepted.recv() => {
+                    // A socket that this runtime can't watch is closed.
+                    let Ok(socket) = TcpStream::from_std(socket) else { continue };
                     let now = Instant::now();
                     let (begin, end) = (now + self.first_byte_timeout, now + self.max_life);
                     let Some(tls) = self.tls.clone() else {
                         let peer = Peer { tcp: socket.connect_info(), subject: None };
-                        return Connection::new(Socket::Plain(socket), peer, begin, end, place);
+                        let socket = Socket::Plain(socket);
+                        return Some(Connection::new(socket, peer, begin, end, place));
                     };
                     self.handshakes.spawn(shake_hands(socket, tls, begin, end, place));
                 }
                 Some(connection) = self.handshakes.join_next() => {
                     // A handshake that panicked was one that failed.
                     if let Ok(Some(connection)) = connection {
-                        return connection;
+                        return Some(connection);
                     }
                 }
+                else => return None,
             }
         }
-    }
-}
-
-async fn accept(
-    port: &mut Port,
-    denied: &Networks,
-    places: &Arc<Semaphore>,
-) -> (TcpStream, OwnedSemaphorePermit) {
-    let place = places.clone().acquire_owned().await.expect("nobody closes it");
-    loop {
-        let socket = port.accept().await;
-        // A denied peer is not worth a word.
-        if socket.peer_addr().is_ok_and(|peer| denied.contain(peer.ip())) {
-            continue;
-        }
-        // Small answers must not wait for each other; a socket that refuses this is closing.
-        let _ = socket.set_nodelay(true);
-        return (socket, place);
     }
 }
 
@@ -135,7 +184,7 @@ async fn shake_hands(
     tls: Arc<Tls>,
     begin: Instant,
     end: Instant,
-    place: OwnedSemaphorePermit,
+    place: Place,
 ) -> Option<Connection> {
     let tcp = socket.connect_info();
     // Anybody can fail here, as often as he likes, so it is no line of the usual log.
@@ -156,13 +205,7 @@ async fn shake_hands(
 }
 
 impl Connection {
-    fn new(
-        socket: Socket,
-        peer: Peer,
-        begin: Instant,
-        end: Instant,
-        place: OwnedSemaphorePermit,
-    ) -> Self {
+    fn new(socket: Socket, peer: Peer, begin: Instant, end: Instant, place: Place) -> Self {
         let limit = Box::pin(sleep_until(begin));
         Self { socket, peer, missing: PREFACE, limit, end, _place: place }
     }
@@ -290,10 +333,15 @@ mod tests {
     async fn connection(settings: &GrpcSettings) -> (TcpStream, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let mut incoming = Box::pin(incoming(listener, Networks::default(), settings, None));
+        let (way, door) = Door::new(settings, None);
+        let deal = |accepted| way.send(accepted).unwrap();
+        let accepting = accept_all(listener, Networks::default(), 1, deal);
+        let mut incoming = Box::pin(door.incoming());
         let client = TcpStream::connect(addr).await.unwrap();
-        let connection = incoming.next().await.unwrap().unwrap();
-        (client, connection)
+        tokio::select! {
+            () = accepting => unreachable!("it never ends"),
+            connection = incoming.next() => (client, connection.unwrap().unwrap()),
+        }
     }
 
     async fn ends_with(connection: &mut Connection, text: &str) -> Duration {

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 use tonic_health::server::HealthReporter;
 
-use super::{EMBEDDED_LEASE_TTL, Parts, redis_settings, set_health};
+use super::{Parts, redis_settings, set_health};
 use crate::{
     circuit::Circuit,
     config::Settings,
@@ -128,9 +128,6 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     });
     if let Some(redis) = redis_settings(&settings.engine) {
         parts.tasks.spawn(check_redis(parts.clone(), redis));
-    }
-    if parts.lease.is_some() {
-        parts.tasks.spawn(keep_lease(parts.clone()));
     }
 }
 
@@ -325,22 +322,6 @@ async fn check_redis(parts: Parts, settings: RedisSettings) {
             if finding.level == Level::Error {
                 tracing::error!("Redis is not set up for sales any more: {}", finding.text);
             }
-        }
-    }
-}
-
-/// Renews the embedded engine's lease. Without it another process may have begun to sell, under a
-/// higher epoch that fences this one; there is nothing left to serve.
-async fn keep_lease(parts: Parts) {
-    let Some(lease) = parts.lease.clone() else { return };
-    while sleep(&parts, EMBEDDED_LEASE_TTL / 3).await {
-        match parts.database.renew_lease(&lease, EMBEDDED_LEASE_TTL).await {
-            Ok(true) => {}
-            Ok(false) => {
-                tracing::error!("another process took over the embedded engine: stopping");
-                parts.shutdown.cancel();
-            }
-            Err(error) => tracing::warn!(%error, "the embedded engine's lease was not renewed"),
         }
     }
 }

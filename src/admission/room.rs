@@ -1,0 +1,140 @@
+//! How many reservations may be under way.
+//!
+//! More under way than the stores can take win nothing; they only wait for each other, and with them
+//! everything that is no Reserve. How many are right depends on the machine and its stores, so the
+//! outbox measures it ([`crate::outbox::pace`]), and says so here.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::Error;
+
+/// Places for reservations that are under way.
+#[derive(Debug)]
+pub struct Room {
+    places: Arc<Semaphore>,
+    /// How many there ever are.
+    most: usize,
+    /// How many there are; of them, `owed` are taken away as soon as they are free.
+    size: Mutex<usize>,
+    owed: AtomicUsize,
+}
+
+/// One place, free again when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    room: Arc<Room>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Room {
+    /// `size` places, and never more than `most`.
+    #[must_use]
+    pub fn new(size: usize, most: usize) -> Arc<Self> {
+        let size = size.min(most);
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(size)),
+            most,
+            size: size.into(),
+            owed: 0.into(),
+        })
+    }
+
+    /// A place, if one is free.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`].
+    pub fn enter(self: &Arc<Self>) -> Result<Place, Error> {
+        let permit = self.places.clone().try_acquire_owned();
+        permit.map(|permit| self.place(permit)).map_err(|_| Error::Overloaded)
+    }
+
+    /// A place, as soon as one is free; whoever waits comes before whoever does not.
+    ///
+    /// # Errors
+    /// None that is known: the room is never closed.
+    pub async fn wait(self: &Arc<Self>) -> Result<Place, Error> {
+        let permit = self.places.clone().acquire_owned().await;
+        permit.map(|permit| self.place(permit)).map_err(|_| Error::ShuttingDown)
+    }
+
+    fn place(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
+        Place { room: self.clone(), permit: Some(permit) }
+    }
+
+    /// Makes it so many places. Those in use are not touched: if they are more, they become fewer as
+    /// they are left.
+    pub fn resize(&self, size: usize) {
+        let size = size.min(self.most);
+        let mut now = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        if size < *now {
+            let fewer = *now - size;
+            let gone = self.places.forget_permits(fewer);
+            self.owed.fetch_add(fewer - gone, Ordering::Relaxed);
+        } else if size > *now {
+            let more = size - *now;
+            let less = |owed: usize| Some(owed.saturating_sub(more));
+            let owed = self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            self.places.add_permits(more.saturating_sub(owed.unwrap_or(0)));
+        }
+        *now = size;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let owed = &self.room.owed;
+        let less = |owed: usize| owed.checked_sub(1);
+        if owed.load(Ordering::Relaxed) > 0
+            && owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+            && let Some(permit) = self.permit.take()
+        {
+            permit.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_room_is_never_larger_than_allowed() {
+        let room = Room::new(10, 3);
+        let places: Vec<Place> = (0..3).map(|_| room.enter().unwrap()).collect();
+        assert!(matches!(room.enter(), Err(Error::Overloaded)));
+        drop(places);
+        room.resize(100);
+        assert_eq!(room.places.available_permits(), 3);
+    }
+
+    #[test]
+    fn places_are_neither_lost_nor_made_when_the_room_is_resized_in_use() {
+        let room = Room::new(2_000, 10_000);
+        let mut held: Vec<Place> = (0..1_000).map(|_| room.enter().unwrap()).collect();
+        for size in [10, 2_000, 500, 700, 64, 1_500, 1_024] {
+            room.resize(size);
+            held.truncate(held.len() - 50);
+            let free = room.places.available_permits();
+            assert_eq!(free, size.saturating_sub(held.len()), "of {size}");
+        }
+        held.clear();
+        assert_eq!(room.places.available_permits(), 1_024);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_a_place_comes_before_whoever_does_not() {
+        let room = Room::new(1, 1);
+        let first = room.enter().unwrap();
+        let mut waiting = Box::pin(room.wait());
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        drop(first);
+        assert!(room.enter().is_err());
+        drop(waiting.await.unwrap());
+        assert!(room.enter().is_ok());
+    }
+}

@@ -1,0 +1,141 @@
+//! The threads that speak gRPC.
+//!
+//! Each has a runtime of one thread and its share of the connections, so a call that is refused from
+//! memory never leaves its core: no task is stolen, no other thread is woken. All that touches a
+//! store runs on the runtime that started the server. A rush fills these threads with refusals, and
+//! the outbox, releases and probes still get their turn, from the system's scheduler.
+//!
+//! One accept loop deals connections out, each to the thread that has the fewest: with SO_REUSEPORT
+//! the kernel would deal by hash, and a gateway has few connections.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use futures_util::future::join_all;
+use tokio::{
+    net::TcpListener,
+    runtime,
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Router;
+use tower::layer::util::{Identity, Stack};
+
+use super::{
+    listener::{self, Accepted, Door},
+    tls::Tls,
+};
+use crate::{api::stack, config::Settings};
+
+/// The gRPC port, with its services.
+pub(crate) type Grpc = Router<Stack<stack::Layers, Identity>>;
+
+/// The threads, and the loop that gives them connections.
+#[derive(Debug)]
+pub(crate) struct Fronts {
+    /// Ends when the last connection is gone.
+    serving: JoinHandle<()>,
+    stop: CancellationToken,
+    abort: CancellationToken,
+}
+
+/// One thread.
+#[derive(Debug)]
+struct Front {
+    way: mpsc::UnboundedSender<Accepted>,
+    connections: Arc<AtomicUsize>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Fronts {
+    /// Serves what `grpc` makes, once for each thread.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(crate) fn start(
+        settings: &Settings,
+        listener: TcpListener,
+        tls: Option<&Arc<Tls>>,
+        grpc: impl Fn() -> Grpc,
+    ) -> io::Result<Self> {
+        let (stop, abort) = (CancellationToken::new(), CancellationToken::new());
+        let threads = match settings.grpc.threads {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let mut fronts = Vec::with_capacity(threads);
+        for nth in 0..threads {
+            let (way, door) = Door::new(&settings.grpc, tls.cloned());
+            let ended = serve(nth, grpc(), door, stop.clone(), abort.clone())?;
+            fronts.push(Front { way, connections: Arc::default(), ended });
+        }
+        let (denied, most) = (settings.limits.denied.clone(), settings.grpc.max_connections);
+        let stopped = stop.clone();
+        #[allow(clippy::disallowed_methods, reason = "`ended` waits for it")]
+        let serving = tokio::spawn(async move {
+            let accepting = listener::accept_all(listener, denied, most, |new| deal(&fronts, new));
+            stopped.run_until_cancelled(accepting).await;
+            join_all(fronts.into_iter().map(|front| front.ended)).await;
+        });
+        Ok(Self { serving, stop, abort })
+    }
+
+    /// No new connections, and no new calls on those that are there.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Waits until the last connection is gone.
+    pub(crate) async fn ended(&mut self) {
+        // It can only have panicked, and then nobody is served either.
+        let _ = (&mut self.serving).await;
+    }
+
+    /// Ends the connections that are left, whatever they are at.
+    pub(crate) async fn abort(mut self) {
+        self.abort.cancel();
+        self.ended().await;
+    }
+}
+
+/// To the thread that has the fewest.
+fn deal(fronts: &[Front], accepted: Accepted) {
+    let fewest = fronts.iter().min_by_key(|front| front.connections.load(Ordering::Relaxed));
+    if let Some(front) = fewest {
+        // A thread that is gone has said why.
+        let _ = front.way.send(accepted.counted(&front.connections));
+    }
+}
+
+/// Starts a thread; it tells when it has ended.
+fn serve(
+    nth: usize,
+    grpc: Grpc,
+    door: Door,
+    stop: CancellationToken,
+    abort: CancellationToken,
+) -> io::Result<oneshot::Receiver<()>> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let (end, ended) = oneshot::channel();
+    thread::Builder::new().name(format!("grpc-{nth}")).spawn(move || {
+        let stopped = stop.cancelled_owned();
+        let served = runtime.block_on(async move {
+            let serving = grpc.serve_with_incoming_shutdown(door.incoming(), stopped);
+            abort.run_until_cancelled(serving).await
+        });
+        if let Some(Err(error)) = served {
+            tracing::error!(%error, "a thread of the gRPC port ended");
+        }
+        // With it go the connections that were not awaited.
+        drop(runtime);
+        let _ = end.send(());
+    })?;
+    Ok(ended)
+}
