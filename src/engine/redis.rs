@@ -42,8 +42,8 @@ pub use self::{
 };
 
 /// How often a call is sent on because the slot of its keys is moving; a key takes a moment.
-const MOVING_TRIES: u32 = 8;
-const MOVING_PAUSE: Duration = Duration::from_millis(10);
+const MOVING_TRIES: u32 = 20;
+const MOVING_PAUSE: Duration = Duration::from_millis(3);
 
 /// Runs the scripts on Redis or Valkey.
 pub struct RedisEngine {

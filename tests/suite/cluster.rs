@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, future};
 use seckill::{
-    domain::{ActivityId, OfferKey},
+    domain::{ActivityId, OfferKey, SkuId},
     engine::{
         Call, Engine, EngineError, Value,
-        events::{Event, Heard, Hearing},
+        events::{Event, Heard},
         keys,
         locks::{Locks, WAIT},
         redis::{Level, OpenError, RedisEngine, RedisSettings},
@@ -27,30 +27,40 @@ use crate::support::{
     status,
     storm::{self, Storm},
     within, word,
-    world::Ground,
+    world::{Ground, SKU},
 };
 
-const UNITS: u64 = 150;
-const BUYERS: u32 = 400;
+const UNITS: u64 = 300;
+const BUYERS: u32 = 900;
 
 /// A server on a cluster, with a sale in each of its three parts.
 async fn open(ground: &Ground<'_>, cluster: &Cluster) -> (Server, [Arc<Storm>; 3]) {
     let mut settings = ground.settings();
     cluster.set(&mut settings);
     let server = storm::serve(settings).await;
-    let storms = future::join_all(["spring", "hat", "lamp"].map(async |activity| {
+    let mut storms = Vec::new();
+    for master in 0..3 {
+        let activity = activity_at(&cluster.servers[master], cluster).await;
         let key = storm::sell(&server, activity, UNITS).await;
-        Storm::new(&key, UNITS, BUYERS)
-    }))
-    .await;
-    let storms: [Arc<Storm>; 3] = storms.try_into().ok().unwrap();
-    let mut owners = Vec::new();
-    for storm in &storms {
-        owners.push(cluster.owner_of(&stock(&storm.key)).await);
+        assert_eq!(cluster.owner_of(&stock(&key)).await, master);
+        storms.push(Storm::new(&key, UNITS, BUYERS));
     }
-    owners.sort_unstable();
-    assert_eq!(owners, [0, 1, 2], "each master sells one of them");
+    let storms = storms.try_into().ok().unwrap();
     (server, storms)
+}
+
+/// An activity whose offer falls to this server.
+async fn activity_at(master: &RedisServer, cluster: &Cluster) -> &'static str {
+    for name in ["spring", "hat", "lamp", "chair", "pen", "cup", "shoe", "kite", "drum", "oar"] {
+        let key = stock(&OfferKey {
+            activity_id: ActivityId::new(name).unwrap(),
+            sku_id: SkuId::new(SKU).unwrap(),
+        });
+        if cluster.servers[cluster.owner_of(&key).await].port() == master.port() {
+            return name;
+        }
+    }
+    panic!("no name falls to {master:?}")
 }
 
 fn stock(key: &OfferKey) -> String {
@@ -115,13 +125,19 @@ async fn a_sale_goes_on_while_its_slot_moves_there_and_back() {
 async fn a_master_dies(fresh: &Fresh, lags: bool) {
     let ground = Ground::embedded(fresh);
     let mut cluster = Cluster::start().await;
+    // Whoever listens does so at any of the masters; at least one at that which will die.
+    let engine = cluster.engine().await;
+    let mut ears = Vec::new();
+    let mut cut_off = 0;
+    while cut_off == 0 {
+        let mut ear = engine.hear();
+        assert_eq!(ear.next().await, Some(Heard::Gap));
+        ears.push(ear);
+        cut_off = cluster.servers[0].listeners().await;
+    }
     let (server, storms) = open(&ground, &cluster).await;
     let owner = cluster.owner_of(&stock(&storms[0].key)).await;
-    let engine = cluster.engine().await;
-    let mut ears: Vec<Hearing> = (0..3).map(|_| engine.hear()).collect();
-    for ear in &mut ears {
-        assert_eq!(ear.next().await, Some(Heard::Gap));
-    }
+    assert_eq!(owner, 0);
     let meddle = async {
         storms[0].answered(50).await;
         if lags {
@@ -136,7 +152,7 @@ async fn a_master_dies(fresh: &Fresh, lags: bool) {
     assert!(rebuilds >= 1, "what the replica has was written by another server");
     settle(server, &storms).await;
 
-    // One ear in three was at the server that is gone; by now each is somewhere.
+    // Each is somewhere by now.
     eventually("the engine is well", async || engine.probe().await.ok()).await;
     let told = Event::ActivityChanged { id: ActivityId::new("told").unwrap(), version: 7 };
     let mut gaps = 0;
@@ -156,7 +172,7 @@ async fn a_master_dies(fresh: &Fresh, lags: bool) {
             }
         }
     }
-    assert_eq!(gaps, 1, "whoever was cut off knows that messages may be missing");
+    assert_eq!(gaps, cut_off, "whoever was cut off knows that messages may be missing");
     // The old master comes back, as a replica, and changes nothing.
     cluster.servers[owner].start_again().await;
     engine.probe().await.unwrap();
@@ -195,13 +211,18 @@ async fn run_id(server: &RedisServer) -> String {
 async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
     let cluster = Cluster::start().await;
     let engine = cluster.engine().await;
+    let mut owners = Vec::new();
     for at in 0..20 {
         let key = format!("sk:{{{at}}}");
-        let owner = &cluster.servers[cluster.owner_of(&key).await];
-        let identity = identity_at(&engine, &key).await.unwrap();
-        assert!(identity.starts_with(&run_id(owner).await), "{identity}");
+        let owner = run_id(&cluster.servers[cluster.owner_of(&key).await]).await;
+        owners.push((key, owner));
     }
-    assert_eq!(cluster.errors("MOVED").await, 0, "nobody had to be told");
+    let known = cluster.errors("MOVED").await;
+    for (key, owner) in owners {
+        let identity = identity_at(&engine, &key).await.unwrap();
+        assert!(identity.starts_with(&owner), "{identity}");
+    }
+    assert_eq!(cluster.errors("MOVED").await, known, "nobody had to be told");
 
     let segment = Segment::of("1111", "a");
     segment.warm_up(&engine, 10).await;
@@ -209,6 +230,7 @@ async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
     let stock = segment.0[0].as_str();
     let (slot, from) = (cluster.slot_of(stock).await, cluster.owner_of(stock).await);
     let to = (from + 1) % 3;
+    let known = cluster.errors("MOVED").await;
     cluster.open_slot(&slot, from, to).await;
 
     // ASK: a key that is not there is asked for where the slot moves, under that identity.
@@ -226,10 +248,10 @@ async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
     // MOVED: the other server has all of it, and did not write it.
     cluster.carry_all(&slot, from, to).await;
     cluster.close_slot(&slot, from, to).await;
-    assert_eq!(cluster.errors("MOVED").await, 0);
+    assert_eq!(cluster.errors("MOVED").await, known);
     let Value::Array(frozen) = segment.reserve(&engine, "bob").await.unwrap() else { panic!() };
     assert_eq!((&frozen[0], &frozen[3]), (&word("frozen"), &word("server")));
-    assert_eq!(cluster.errors("MOVED").await, 1, "and the map is another one now");
+    assert_eq!(cluster.errors("MOVED").await, known + 1, "and the map is another one now");
     let held: i64 = cluster.servers[to].command(&["HLEN", &segment.0[2]]).await;
     assert_eq!(held, 1, "ann alone");
 

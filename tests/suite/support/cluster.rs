@@ -82,15 +82,19 @@ impl Cluster {
             let id: String = self.servers[at].command(&["CLUSTER", "MYID"]).await;
             replica.command::<()>(&["CLUSTER", "REPLICATE", &id]).await;
         }
+        for master in &self.servers[..MASTERS] {
+            master.command::<i64>(&["PUBLISH", "anything", "at all"]).await;
+        }
         within(limit, "the cluster is well", async || {
             for (at, server) in self.servers.iter().enumerate() {
                 let info: String = server.command(&["CLUSTER", "INFO"]).await;
                 let is_replica = at >= MASTERS;
                 let in_step =
                     !is_replica || server.follows(self.servers[at - MASTERS].port()).await;
-                let slots: String = server.command(&["CLUSTER", "NODES"]).await;
-                let replicas = slots.lines().filter(|line| line.contains("slave")).count();
-                if !info.contains("cluster_state:ok") || !in_step || replicas < MASTERS {
+                // A replica is shown once it has got anything.
+                let slots: Vec<Vec<redis::Value>> = server.command(&["CLUSTER", "SLOTS"]).await;
+                let shown = slots.iter().all(|range| range.len() == 4);
+                if !info.contains("cluster_state:ok") || !in_step || !shown {
                     return None;
                 }
             }

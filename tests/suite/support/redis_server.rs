@@ -210,6 +210,13 @@ impl RedisServer {
         count.map_or(0, |count| count.trim_start_matches("count=").parse().unwrap())
     }
 
+    /// How many listen to what servers tell each other.
+    pub(crate) async fn listeners(&self) -> usize {
+        let (_, listeners): (String, usize) =
+            self.command(&["PUBSUB", "NUMSUB", "sk:events"]).await;
+        listeners
+    }
+
     /// Whether it runs, and takes itself for a master.
     pub(crate) async fn is_master(&self) -> bool {
         let Ok(mut connection) = self.connect().await else { return false };

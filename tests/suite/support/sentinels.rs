@@ -37,7 +37,7 @@ impl Guarded {
              sentinel sentinel-pass peer\n\
              user default on nopass -@all +@connection +ping\n\
              user peer on >peer ~* &* +@all\n\
-             user scout on >{SENTINEL_PASSWORD} &* -@all +auth +hello +client +ping +select \
+             user scout on >{SENTINEL_PASSWORD} &* -@all +auth +hello +client +ping \
              +sentinel|get-master-addr-by-name +sentinel|master +sentinel|replicas\n",
             master.port()
         );
