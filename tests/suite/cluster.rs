@@ -92,8 +92,10 @@ async fn a_slot_moves(fresh: &Fresh) {
     let key = stock(&storms[0].key);
     let (slot, from) = (cluster.slot_of(&key).await, cluster.owner_of(&key).await);
     let to = (from + 1) % 3;
+    storms[0].let_in(150);
     let meddle = async {
-        storms[0].answered(50).await;
+        storms[0].answered(100).await;
+        storms[0].let_in(400);
         cluster.open_slot(&slot, from, to).await;
         cluster.carry(&key, from, to).await;
         within(Duration::from_secs(5), "a call meets the moving slot", async || {
@@ -102,8 +104,9 @@ async fn a_slot_moves(fresh: &Fresh) {
         .await;
         cluster.carry_all(&slot, from, to).await;
         cluster.close_slot(&slot, from, to).await;
-        storms[0].answered(150).await;
+        storms[0].answered(300).await;
         // And back again.
+        storms[0].let_in(BUYERS);
         cluster.open_slot(&slot, to, from).await;
         cluster.carry_all(&slot, to, from).await;
         cluster.close_slot(&slot, to, from).await;
@@ -113,7 +116,11 @@ async fn a_slot_moves(fresh: &Fresh) {
     assert!(cluster.errors("MOVED").await > 0);
     let rebuilds = server.parts.recovery.rebuilds();
     assert!(rebuilds >= 2, "{rebuilds} rebuilds after two moves");
-    settle(server, &storms).await;
+    let [moved, second, third] = storms;
+    moved.settle_in_any_order(&server).await;
+    second.settle(&server).await;
+    third.settle(&server).await;
+    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,12 +145,15 @@ async fn a_master_dies(fresh: &Fresh, lags: bool) {
     let (server, storms) = open(&ground, &cluster).await;
     let owner = cluster.owner_of(&stock(&storms[0].key)).await;
     assert_eq!(owner, 0);
+    storms[0].let_in(150);
     let meddle = async {
-        storms[0].answered(50).await;
+        storms[0].answered(100).await;
         if lags {
             cluster.servers[owner].leave_replicas_behind().await;
-            storms[0].answered(100).await;
+            storms[0].let_in(300);
+            storms[0].answered(250).await;
         }
+        storms[0].let_in(BUYERS);
         cluster.servers[owner].kill();
         cluster.replaced(owner).await;
     };

@@ -130,8 +130,12 @@ impl Watcher {
         let asked = self.dialer.host.clone();
         let answer: Result<(Option<(String, u16)>, HashMap<String, String>), RedisError> =
             pipe.query_async(self.connection().await?).await;
-        let (address, facts) = answer.map_err(|error| self.dialer.readable(&error))?;
-        let (name, port) = address.ok_or_else(|| format!("it knows no master {master}"))?;
+        let unknown = || format!("it knows no master {master}");
+        let (address, facts) = answer.map_err(|error| match self.dialer.readable(&error) {
+            text if text.contains("No such master") => unknown(),
+            text => text,
+        })?;
+        let (name, port) = address.ok_or_else(unknown)?;
         let epoch = facts.get("config-epoch").and_then(|epoch| epoch.parse().ok());
         let epoch = epoch.ok_or_else(|| "it tells no config-epoch".to_owned())?;
         Ok(Vote { epoch, master: Host::named(&name, port, &asked) })

@@ -24,8 +24,10 @@ pub(crate) struct Guarded {
 
 impl Guarded {
     pub(crate) async fn start() -> Self {
-        let user = format!("sales on >{PASSWORD} ~sk:* &sk:events +@all -@admin +config|get");
-        let options = ["--appendonly", "yes", "--appendfsync", "no", "--user", &user];
+        let password = format!(">{PASSWORD}");
+        let mut options = vec!["--appendonly", "yes", "--appendfsync", "no"];
+        options.extend(["--user", "sales", "on", &password]);
+        options.extend(["~sk:*", "&sk:events", "+@all", "-@admin", "+config|get"]);
         let (master, replica) =
             tokio::join!(RedisServer::start_with(&options), RedisServer::start_with(&options));
         replica.follow(&master).await;

@@ -17,10 +17,13 @@ use seckill::{
     domain::OfferKey,
     server::Server,
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use super::{
-    calls::{Recorder, Shop, Win, assert_history, drained, follow_epochs, win},
+    calls::{
+        Recorder, Shop, Win, assert_history, assert_history_in_any_order, drained, follow_epochs,
+        win,
+    },
     history::Log,
     process::channel,
     world::{Sale, World},
@@ -40,6 +43,8 @@ pub(crate) struct Storm {
     total: i64,
     buyers: u32,
     next_buyer: AtomicU32,
+    /// How many buyers may come yet.
+    door: watch::Sender<u32>,
     /// Units that buyers hold for certain: counted after the answer, and no longer from before
     /// the release is sent. So this is never more than there are, at any time.
     held: AtomicI64,
@@ -72,6 +77,7 @@ impl Storm {
             total: i64::try_from(total).unwrap(),
             buyers,
             next_buyer: AtomicU32::new(0),
+            door: watch::Sender::new(u32::MAX),
             held: AtomicI64::new(0),
             answered: AtomicUsize::new(0),
             undecided: AtomicUsize::new(0),
@@ -104,12 +110,18 @@ impl Storm {
         seen.check().unwrap();
     }
 
+    /// Lets so many buyers come; those behind them wait.
+    pub(crate) fn let_in(&self, buyers: u32) {
+        self.door.send_replace(buyers);
+    }
+
     async fn buy(self: Arc<Self>, shop: Shop) {
         loop {
             let nth = self.next_buyer.fetch_add(1, Ordering::Relaxed);
             if nth >= self.buyers {
                 return;
             }
+            self.door.subscribe().wait_for(|open| nth < *open).await.unwrap();
             self.buy_one(&shop, nth).await;
         }
     }
@@ -171,6 +183,17 @@ impl Storm {
 
     /// Sells what came back late, and compares what was told with the books, to the unit.
     pub(crate) async fn settle(&self, server: &Server) {
+        let world = self.finish(server).await;
+        assert_history(&self.log, &world, &self.key, 1).await;
+    }
+
+    /// The same after a slot has moved: whoever looks when it sells again is held up, too.
+    pub(crate) async fn settle_in_any_order(&self, server: &Server) {
+        let world = self.finish(server).await;
+        assert_history_in_any_order(&self.log, &world, &self.key).await;
+    }
+
+    async fn finish(&self, server: &Server) -> World {
         let shop = Shop::new(&self.key, channel(server.addr).await).with_log(&self.log);
         let mut wins = std::mem::take(&mut *self.wins.lock().unwrap());
         assert!(wins.len() as i64 <= self.total);
@@ -192,7 +215,7 @@ impl Storm {
         drained(channel(server.addr).await, &self.key).await;
         let world = World { parts: server.parts.clone(), settings: Settings::default() };
         assert_told(&world, &self.key, &wins).await;
-        assert_history(&self.log, &world, &self.key, 1).await;
+        world
     }
 }
 

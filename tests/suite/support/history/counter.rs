@@ -188,14 +188,6 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Takes over a release that was under way when the span began, as if it was over; answers
-    /// whether it gave anything back.
-    pub(super) fn settle_release(&mut self, call: &'a Call) -> bool {
-        let op = Op { call, invoked: call.invoked, returned: None };
-        let held = self.units.get(op.reservation()).copied().filter(|units| *units > 0);
-        held.inspect(|units| self.change(&op, Effect::GiveBack(*units))).is_some()
-    }
-
     /// Takes over a call that was over before the span began.
     pub(super) fn settle(&mut self, call: &'a Call) -> Result<(), String> {
         let op = Op { call, invoked: call.invoked, returned: Some(call.invoked) };

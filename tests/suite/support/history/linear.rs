@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Answer, Ask, History,
+    Ask, History,
     counter::{Effect, Op, State},
 };
 
@@ -36,27 +36,12 @@ pub(super) fn check(history: &History) -> Result<(), String> {
 /// rebuild and the answer is another one in the end.
 fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), String> {
     let mut state = State::of(history);
-    let mut begun = releases_under_way(history, from);
-    let mut had_effect = HashSet::new();
-    for call in &history.calls {
-        if call.returned.as_ref().is_none_or(|(at, _)| *at > from || call.invoked >= to) {
-            continue;
-        }
-        while state.settle(call).is_err() {
-            let Some(release) = begun.pop() else {
-                return Err(format!("oversold by a rebuild: {call:?}"));
-            };
-            if state.settle_release(&history.calls[release]) {
-                had_effect.insert(release);
-            }
-        }
-    }
     let mut ops = Vec::new();
-    for (nth, call) in history.calls.iter().enumerate() {
+    for call in &history.calls {
         let reaches_in = call.invoked < from;
         match &call.returned {
-            _ if call.invoked >= to || had_effect.contains(&nth) => {}
-            Some((at, _)) if *at <= from => {}
+            _ if call.invoked >= to => {}
+            Some((at, _)) if *at <= from => state.settle(call)?,
             Some((_, answer)) if reaches_in && !answer.changes() => {}
             returned => {
                 let returned = returned.as_ref().map(|(at, _)| *at).filter(|at| *at <= to);
@@ -65,27 +50,6 @@ fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), Str
         }
     }
     Search::new(ops, state).run()
-}
-
-/// Releases that were sent before a span, and not answered up to then. They may have had their
-/// effect before it, and their units been sold again: that the engine sells is seen a little
-/// later than it does. The one to be tried first is last.
-fn releases_under_way(history: &History, from: Duration) -> Vec<usize> {
-    let mut releases: Vec<_> = (0..history.calls.len())
-        .filter(|nth| {
-            let call = &history.calls[*nth];
-            let may_change = match &call.returned {
-                None => true,
-                Some((at, answer)) => *at > from && *answer == Answer::Released,
-            };
-            matches!(call.ask, Ask::Release { .. }) && call.invoked < from && may_change
-        })
-        .collect();
-    releases.sort_by_key(|nth| {
-        let answered = history.calls[*nth].returned.as_ref().map(|(at, _)| *at);
-        std::cmp::Reverse(answered.unwrap_or(Duration::MAX))
-    });
-    releases
 }
 
 #[derive(Debug, Clone, Copy)]
