@@ -10,7 +10,14 @@
 //! the new one is another, and so the segment is frozen and rebuilt. Its data may well be whole,
 //! but only if neither server failed over to a replica on the way, and nobody can tell afterwards.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::future::{BoxFuture, join_all};
 
@@ -48,11 +55,13 @@ const MOVING_PAUSE: Duration = Duration::from_millis(3);
 /// Runs the scripts on Redis or Valkey.
 pub struct RedisEngine {
     router: Arc<Router>,
+    /// Whether no Sentinel could be believed when they were last asked.
+    blind: AtomicBool,
 }
 
 impl fmt::Debug for RedisEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisEngine").field("router", &self.router).finish()
+        f.debug_struct("RedisEngine").field("router", &self.router).finish_non_exhaustive()
     }
 }
 
@@ -71,7 +80,10 @@ impl RedisEngine {
                 Level::Error => return Err(OpenError::Misconfigured(finding.text)),
             }
         }
-        let engine = Self { router: Arc::new(Router::new(target, settings.clone())) };
+        let engine = Self {
+            router: Arc::new(Router::new(target, settings.clone())),
+            blind: AtomicBool::new(false),
+        };
         engine.probe().await.map(|()| engine).map_err(|error| OpenError::Unreachable {
             address: settings.target().map_or_else(|_| String::new(), |target| target.to_string()),
             cause: error.to_string(),
@@ -174,10 +186,16 @@ impl RedisEngine {
         let nodes = self.router.nodes();
         match (looked, &self.router.target.kind) {
             (Err(why), Kind::Sentinel(_)) if !nodes.is_empty() => {
-                tracing::warn!(why, "the Sentinels can't be asked");
+                if !self.blind.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(why, "no Sentinel can be believed: the master stays as it is");
+                }
             }
             (Err(why), _) => return Err(EngineError::NotRun(why)),
-            (Ok(()), _) => {}
+            (Ok(()), _) => {
+                if self.blind.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the Sentinels are back");
+                }
+            }
         }
         let probes = join_all(nodes.iter().map(|node| node.probe())).await;
         probes.into_iter().collect()

@@ -41,6 +41,9 @@ impl std::fmt::Debug for Watcher {
     }
 }
 
+/// Where the master is, and all that is known of it.
+type Answer = (Option<(String, u16)>, HashMap<String, String>);
+
 /// What one of them says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Vote {
@@ -128,8 +131,7 @@ impl Watcher {
         pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
         pipe.cmd("SENTINEL").arg("MASTER").arg(master);
         let asked = self.dialer.host.clone();
-        let answer: Result<(Option<(String, u16)>, HashMap<String, String>), RedisError> =
-            pipe.query_async(self.connection().await?).await;
+        let answer = pipe.query_async::<Answer>(self.connection().await?).await;
         let unknown = || format!("it knows no master {master}");
         let (address, facts) = answer.map_err(|error| match self.dialer.readable(&error) {
             text if text.contains("No such master") => unknown(),
