@@ -1,7 +1,7 @@
 //! The engine on Redis or Valkey: one server, a cluster, or a master that Sentinels know.
 //!
-//! A call goes to the master of its keys ([`router`]), over one of the few connections to it
-//! ([`node`]), under the identity of exactly that server.
+//! A call goes to the master of its keys (`router`), over one of the few connections to it
+//! (`node`), under the identity of exactly that server.
 //!
 //! **Invariant:** a script is never sent again unless it certainly did not run. What was sent and
 //! not answered is [`EngineError::Unknown`].
