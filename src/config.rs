@@ -29,7 +29,7 @@ pub use components::{
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
-pub use secret::{SecretUrl, masked};
+pub use secret::{SecretText, SecretUrl, masked};
 
 /// From which weight on something is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,16 +180,30 @@ impl Settings {
         let mut breaches = Vec::new();
         self.check_ranges(&mut breaches);
         self.check_urls(&mut breaches);
+        self.check_engine(&mut breaches);
         self.check_callers(&mut breaches);
         self.check_relations(&mut breaches);
         breaches
     }
 
     fn check_urls(&self, breaches: &mut Vec<Breach>) {
-        const ENGINES: &[&str] = &["redis"];
+        const ENGINES: &[&str] = &[
+            "redis",
+            "rediss",
+            "redis-cluster",
+            "rediss-cluster",
+            "redis-sentinel",
+            "rediss-sentinel",
+        ];
         const DATABASES: &[&str] = &["sqlite", "postgres", "postgresql", "mysql", "mariadb"];
         let urls = [
-            ("engine.url", &self.engine.url, ENGINES, "empty or redis://host:port"),
+            (
+                "engine.url",
+                &self.engine.url,
+                ENGINES,
+                "empty, redis://host:port, redis-cluster://host:port,host:port or \
+                 redis-sentinel://host:port,host:port/master, or one of them with rediss for TLS",
+            ),
             (
                 "database.url",
                 &self.database.url,
@@ -208,6 +222,41 @@ impl Settings {
                     text: format!("must be {allowed}"),
                 });
             }
+        }
+    }
+
+    /// What only some URLs have a use for.
+    fn check_engine(&self, breaches: &mut Vec<Breach>) {
+        let engine = &self.engine;
+        let mut breach = |key: &str, value: &str, text: &str| {
+            let (key, value, text) = (format!("engine.{key}"), value.to_owned(), text.to_owned());
+            breaches.push(Breach { key, value, text });
+        };
+        let with_tls = ["rediss", "rediss-cluster", "rediss-sentinel"];
+        let files = [
+            ("ca_file", &engine.ca_file),
+            ("cert_file", &engine.cert_file),
+            ("key_file", &engine.key_file),
+        ];
+        for (key, path) in files {
+            if !path.is_empty() && !engine.url.has_scheme_of(&with_tls) {
+                breach(key, path, "needs an engine.url with TLS, which begins with rediss");
+            }
+        }
+        match (engine.cert_file.as_str(), engine.key_file.as_str()) {
+            ("", "") => {}
+            ("", key) => breach("key_file", key, "needs engine.cert_file too"),
+            (cert, "") => breach("cert_file", cert, "needs engine.key_file too"),
+            _ => {}
+        }
+        let has_sentinels = engine.url.has_scheme_of(&["redis-sentinel", "rediss-sentinel"]);
+        if !engine.sentinel_user.is_empty() && !has_sentinels {
+            breach("sentinel_user", &engine.sentinel_user, "needs a redis-sentinel URL");
+        }
+        if !engine.sentinel_password.expose().is_empty() && !has_sentinels {
+            breach("sentinel_password", "(not shown)", "needs a redis-sentinel URL");
+        } else if engine.sentinel_password.expose().is_empty() && !engine.sentinel_user.is_empty() {
+            breach("sentinel_user", &engine.sentinel_user, "needs engine.sentinel_password too");
         }
     }
 
@@ -509,8 +558,52 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_the_engine_must_fit_together() {
+        let check = |url: &str, change: fn(&mut EngineSettings)| {
+            let mut settings = Settings::default();
+            settings.engine.url = SecretUrl::new(url);
+            change(&mut settings.engine);
+            settings.validate().err().map(|error| error.problems).unwrap_or_default()
+        };
+        let nothing: fn(&mut EngineSettings) = |_| {};
+        for url in [
+            "redis://h",
+            "rediss://u:pw@h:6379/1",
+            "redis-cluster://u:pw@a:1,b:2",
+            "rediss-sentinel://a:1,b:2/sales",
+        ] {
+            assert_eq!(check(url, nothing), Vec::<String>::new(), "{url}");
+        }
+        for (problems, expected) in [
+            (
+                check("redis://h", |e| e.ca_file = "ca".into()),
+                "engine.ca_file = ca: needs an engine.url with TLS, which begins with rediss",
+            ),
+            (
+                check("rediss://h", |e| e.cert_file = "c".into()),
+                "engine.cert_file = c: needs engine.key_file too",
+            ),
+            (
+                check("rediss://h", |e| e.key_file = "k".into()),
+                "engine.key_file = k: needs engine.cert_file too",
+            ),
+            (
+                check("redis-cluster://h", |e| e.sentinel_password = SecretText::new("hunter2")),
+                "engine.sentinel_password = (not shown): needs a redis-sentinel URL",
+            ),
+            (
+                check("redis-sentinel://a,b/m", |e| e.sentinel_user = "u".into()),
+                "engine.sentinel_user = u: needs engine.sentinel_password too",
+            ),
+        ] {
+            assert_eq!(problems, [expected]);
+        }
+    }
+
+    #[test]
     fn debug_shows_no_password() {
         let mut settings = Settings::default();
+        settings.engine.sentinel_password = SecretText::new("hunter2");
         settings.engine.url = SecretUrl::new("redis://:hunter2@host:6379");
         settings.database.url = SecretUrl::new("postgres://app:hunter2@host/db");
         settings.auth.tokens = Tokens::new(&format!("anna:ops:{DIGEST},hunter2"));

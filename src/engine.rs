@@ -55,10 +55,11 @@ pub struct Call {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The server is well and refused the script before it wrote: no memory (OOM), or it can't save
-    /// (MISCONF). Scripts that delete first still run, a release above all.
+    /// (MISCONF). Scripts that delete first still run, a release above all. Or it is the slot of
+    /// these keys alone that nobody serves now: it is moving, or lost its servers.
     #[error("the engine takes nothing new: {0}")]
     Full(String),
-    /// The script certainly did not run: no connection, READONLY, LOADING.
+    /// The script certainly did not run: no connection, READONLY, LOADING, CLUSTERDOWN.
     #[error("the engine did not run the script: {0}")]
     NotRun(String),
     /// The script may have run: a timeout, or a connection that broke while we waited.

@@ -341,6 +341,11 @@ pub fn redis_settings(settings: &config::EngineSettings) -> Option<RedisSettings
         connections: u32::try_from(settings.connections).unwrap_or(u32::MAX),
         connect_timeout_ms: settings.connect_timeout_ms,
         response_timeout_ms: settings.response_timeout_ms,
+        ca_file: settings.ca_file.clone(),
+        cert_file: settings.cert_file.clone(),
+        key_file: settings.key_file.clone(),
+        sentinel_user: settings.sentinel_user.clone(),
+        sentinel_password: settings.sentinel_password.expose().to_owned(),
         ..RedisSettings::new(url)
     })
 }

@@ -281,6 +281,10 @@ async fn check_engine(settings: &Settings) -> Vec<Finding> {
                 }
             })
             .collect(),
+        Err(error @ redis::OpenError::Certificate(_)) => {
+            let change = "the file that it names; all of them are PEM";
+            vec![Finding::error(CHECK, error.to_string(), change)]
+        }
         Err(error) => vec![Finding::error(
             CHECK,
             error.to_string(),

@@ -151,7 +151,9 @@ pub(super) fn start_failure(error: StartError) -> Failure {
         | StartError::Database(database::OpenError::InvalidUrl { .. })
         | StartError::Database(database::OpenError::Unwritable { .. })
         | StartError::Engine(
-            redis::OpenError::InvalidUrl(_) | redis::OpenError::Misconfigured(_),
+            redis::OpenError::InvalidUrl(_)
+            | redis::OpenError::Misconfigured(_)
+            | redis::OpenError::Certificate(_),
         )
         | StartError::SchemaBehind => Failure::Usage(error.to_string()),
         StartError::Database(database::OpenError::Unreachable { .. })

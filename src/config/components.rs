@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientCerts, Level, LogFormat, OptionalAddr, SecretUrl, Subjects, Tokens};
+use super::{ClientCerts, Level, LogFormat, OptionalAddr, SecretText, SecretUrl, Subjects, Tokens};
 use crate::domain::Networks;
 
 /// How large `seckill` lets a span of time be set: one day, in milliseconds.
@@ -57,6 +57,11 @@ macro_rules! kinds {
 
 impl Kind for Tokens {
     const ALLOWED: &'static str = "a list of name:role:sha256";
+    const IS_SECRET: bool = true;
+}
+
+impl Kind for SecretText {
+    const ALLOWED: &'static str = "a text";
     const IS_SECRET: bool = true;
 }
 
@@ -232,15 +237,30 @@ component! {
 component! {
     /// The stock engine, which runs the Lua scripts.
     EngineSettings = "engine" {
-        /// `redis://[:password@]host:port[/db]`. Empty: the embedded engine, inside this process
-        /// and for this one alone; its stock is rebuilt from the database at each start.
+        /// `redis://[user:password@]host:port[/db]`,
+        /// `redis-cluster://[user:password@]host:port,host:port` or
+        /// `redis-sentinel://[user:password@]host:port,host:port/master`; with `rediss` in place of
+        /// `redis` over TLS. Empty: the embedded engine, inside this process and for this one
+        /// alone; its stock is rebuilt from the database at each start.
         url: SecretUrl = SecretUrl::new("");
-        /// How many connections to the engine share the work.
+        /// How many connections to a server of the engine share the work.
         connections: usize = 2 => 1..=64;
         /// How long a new connection may take.
         connect_timeout_ms: u64 = 1_000 => 10..=60_000;
         /// How long a reply may take; after that it is unknown whether the script ran.
         response_timeout_ms: u64 = 1_000 => 10..=60_000;
+        /// The CAs that the servers' certificates are checked against, for a URL with TLS. Empty:
+        /// those of the system. This file and the next two are PEM, and are read again for each
+        /// new connection.
+        ca_file: String = String::new();
+        /// The certificate that the servers are shown, and those between it and its CA.
+        cert_file: String = String::new();
+        /// The private key of that certificate.
+        key_file: String = String::new();
+        /// The user at the Sentinels, which have users of their own. Empty: the default one.
+        sentinel_user: String = String::new();
+        /// The password at the Sentinels. Empty: they want none.
+        sentinel_password: SecretText = SecretText::new("");
     }
 }
 

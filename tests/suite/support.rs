@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 pub(crate) mod calls;
 pub(crate) mod certs;
+pub(crate) mod cluster;
 pub(crate) mod databases;
 pub(crate) mod frames;
 pub(crate) mod history;
@@ -18,9 +19,11 @@ pub(crate) mod process;
 pub(crate) mod raw;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
+pub(crate) mod sentinels;
 pub(crate) mod small_disk;
 pub(crate) mod stage;
 pub(crate) mod stand_in;
+pub(crate) mod storm;
 pub(crate) mod watched;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod wire;

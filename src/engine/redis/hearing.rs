@@ -1,4 +1,6 @@
 //! What other servers tell, over a connection of its own that is made again for as long as it takes.
+//!
+//! In a cluster whatever is published at one server reaches all, so any of them will do.
 
 use std::{
     sync::{
@@ -9,13 +11,13 @@ use std::{
 };
 
 use ::redis::{
-    PushInfo, PushKind, RedisError, Value,
+    PushInfo, PushKind, Value,
     aio::{MultiplexedConnection, SendError},
 };
 use futures_util::{StreamExt, stream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
-use super::Dialer;
+use super::{node::Node, router::Router};
 use crate::engine::events::{CHANNEL, Heard, Hearing};
 
 /// How many messages may wait for a slow listener; more are a gap.
@@ -23,19 +25,25 @@ const WAITING: usize = 1_024;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-pub(super) fn hear(dialer: Dialer) -> Hearing {
-    let ear = Ear { dialer, line: None, pause: FIRST_PAUSE };
+pub(super) fn hear(router: Arc<Router>) -> Hearing {
+    let turn = fastrand::usize(..1_024);
+    let changes = router.changes();
+    let ear = Ear { router, changes, turn, line: None, pause: FIRST_PAUSE };
     stream::unfold(ear, |mut ear| async move { Some((ear.next().await, ear)) }).boxed()
 }
 
 struct Ear {
-    dialer: Dialer,
+    router: Arc<Router>,
+    changes: watch::Receiver<()>,
+    /// Which of the masters to listen at next.
+    turn: usize,
     line: Option<Line>,
     pause: Duration,
 }
 
 /// A connection that subscribed.
 struct Line {
+    node: Arc<Node>,
     pushes: mpsc::Receiver<PushInfo>,
     /// Whether something did not find room.
     missed: Arc<AtomicBool>,
@@ -63,7 +71,18 @@ impl Ear {
             if line.missed.swap(false, Ordering::Relaxed) {
                 return Heard::Gap;
             }
-            match line.pushes.recv().await {
+            let push = tokio::select! {
+                push = line.pushes.recv() => push,
+                // A server that is no master any more may be cut off from the others. The sender
+                // is the router's own.
+                Ok(()) = self.changes.changed() => {
+                    if !self.router.has(&line.node) {
+                        self.line = None;
+                    }
+                    continue;
+                }
+            };
+            match push {
                 Some(PushInfo { kind: PushKind::Message, mut data }) => {
                     if let Some(Value::BulkString(message)) = data.pop() {
                         return Heard::Message(message);
@@ -75,11 +94,15 @@ impl Ear {
         }
     }
 
-    async fn subscribe(&self) -> Result<Line, RedisError> {
+    async fn subscribe(&mut self) -> Result<Line, String> {
+        let nodes = self.router.nodes();
+        self.turn = self.turn.wrapping_add(1);
+        let node = nodes.get(self.turn % nodes.len().max(1)).cloned();
+        let node = node.ok_or_else(|| "no master is known".to_owned())?;
         let (sender, pushes) = mpsc::channel(WAITING);
         let missed = Arc::new(AtomicBool::new(false));
         let full = missed.clone();
-        let mut connection = self
+        let mut connection = node
             .dialer
             .open(move |push: PushInfo| match sender.try_send(push) {
                 Ok(()) => Ok(()),
@@ -90,7 +113,8 @@ impl Ear {
                 Err(mpsc::error::TrySendError::Closed(_)) => Err(SendError),
             })
             .await?;
-        connection.subscribe(CHANNEL).await?;
-        Ok(Line { pushes, missed, _connection: connection })
+        let subscribed = connection.subscribe(CHANNEL).await;
+        subscribed.map_err(|error| node.dialer.readable(&error))?;
+        Ok(Line { node, pushes, missed, _connection: connection })
     }
 }

@@ -1,17 +1,21 @@
-//! Where Redis is and how long to wait for it, and what can be wrong with that.
+//! How to reach Redis and how long to wait for it, and what can be wrong with that.
 
 use std::{fmt, time::Duration};
 
 use serde::Deserialize;
-use url::Url;
 
-/// How to reach one Redis or Valkey server.
+use super::target::{Kind, Login, Target, mask};
+
+/// How to reach Redis or Valkey.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RedisSettings {
-    /// `redis://[user:password@]host[:port][/database]`
+    /// `redis://[user:password@]host[:port][/database]`,
+    /// `redis-cluster://[user:password@]host[:port],host[:port]…` or
+    /// `redis-sentinel://[user:password@]host[:port],host[:port]…/master[/database]`; `rediss`
+    /// in place of `redis` is TLS.
     pub url: String,
-    /// Calls share these; each carries many calls at once. 1 to 64.
+    /// Calls share these, per server; each carries many calls at once. 1 to 64.
     #[serde(default = "RedisSettings::default_connections")]
     pub connections: u32,
     /// How long a connection may take to be made, with all that is asked on it first.
@@ -27,10 +31,25 @@ pub struct RedisSettings {
     /// How many calls may wait to be written to one connection.
     #[serde(default = "RedisSettings::default_pipeline_buffer")]
     pub pipeline_buffer: usize,
+    /// The CAs that servers are checked against; empty: those of the system. PEM, as the next two.
+    #[serde(default)]
+    pub ca_file: String,
+    /// The certificate that servers are shown, and those between it and its CA; empty: none.
+    #[serde(default)]
+    pub cert_file: String,
+    /// The key of that certificate.
+    #[serde(default)]
+    pub key_file: String,
+    /// Who connects to the Sentinels; empty: nobody in particular.
+    #[serde(default)]
+    pub sentinel_user: String,
+    /// The password of the Sentinels; empty: they want none.
+    #[serde(default)]
+    pub sentinel_password: String,
 }
 
 impl RedisSettings {
-    /// The server at this URL, everything else as by default.
+    /// What is at this URL, everything else as by default.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -40,6 +59,11 @@ impl RedisSettings {
             response_timeout_ms: Self::default_response_timeout_ms(),
             tcp_user_timeout_ms: Self::default_tcp_user_timeout_ms(),
             pipeline_buffer: Self::default_pipeline_buffer(),
+            ca_file: String::new(),
+            cert_file: String::new(),
+            key_file: String::new(),
+            sentinel_user: String::new(),
+            sentinel_password: String::new(),
         }
     }
 
@@ -67,14 +91,22 @@ impl RedisSettings {
         Duration::from_millis(self.response_timeout_ms)
     }
 
+    /// Who connects to the Sentinels.
+    pub(super) fn sentinel_login(&self) -> Login {
+        let set = |text: &String| (!text.is_empty()).then(|| text.clone());
+        let (user, password) = (set(&self.sentinel_user), set(&self.sentinel_password));
+        Login { user, password, database: 0 }
+    }
+
     /// Checks the figures, and takes the URL apart.
     ///
     /// # Errors
     /// [`OpenError::InvalidUrl`] or [`OpenError::Misconfigured`] says what to change; neither
-    /// holds the password.
-    pub fn address(&self) -> Result<Address, OpenError> {
+    /// holds a password.
+    pub fn target(&self) -> Result<Target, OpenError> {
+        let misconfigured = |text: &str| Err(OpenError::Misconfigured(text.to_owned()));
         if !(1..=64).contains(&self.connections) {
-            return Err(OpenError::Misconfigured("connections must be 1 to 64".to_owned()));
+            return misconfigured("connections must be 1 to 64");
         }
         let figures = [
             ("connect_timeout_ms", self.connect_timeout_ms),
@@ -83,9 +115,27 @@ impl RedisSettings {
             ("pipeline_buffer", self.pipeline_buffer as u64),
         ];
         if let Some((name, _)) = figures.into_iter().find(|(_, figure)| *figure == 0) {
-            return Err(OpenError::Misconfigured(format!("{name} must be at least 1")));
+            return misconfigured(&format!("{name} must be at least 1"));
         }
-        Address::parse(&self.url)
+        let target = Target::parse(&self.url)?;
+        let has_files =
+            [&self.ca_file, &self.cert_file, &self.key_file].iter().any(|f| !f.is_empty());
+        if has_files && !target.tls {
+            return misconfigured("certificates are for a URL with TLS, which begins with rediss");
+        }
+        if self.cert_file.is_empty() != self.key_file.is_empty() {
+            return misconfigured("cert_file and key_file need each other");
+        }
+        match &target.kind {
+            Kind::Sentinel(_) => {}
+            Kind::Server | Kind::Cluster if self.sentinel_login() == Login::default() => {}
+            Kind::Server | Kind::Cluster => {
+                return misconfigured(
+                    "sentinel_user and sentinel_password are for redis-sentinel URLs",
+                );
+            }
+        }
+        Ok(target)
     }
 }
 
@@ -98,81 +148,11 @@ impl fmt::Debug for RedisSettings {
             .field("response_timeout_ms", &self.response_timeout_ms)
             .field("tcp_user_timeout_ms", &self.tcp_user_timeout_ms)
             .field("pipeline_buffer", &self.pipeline_buffer)
-            .finish()
-    }
-}
-
-/// A URL taken apart; [`fmt::Display`] shows host and port alone.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Address {
-    pub(super) host: String,
-    pub(super) port: u16,
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: i64,
-}
-
-impl Address {
-    fn parse(text: &str) -> Result<Self, OpenError> {
-        let invalid = |why: &str| {
-            OpenError::InvalidUrl(format!(
-                "{}: {why}; it should look like redis://localhost:6379",
-                mask(text)
-            ))
-        };
-        let url = Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
-        match url.scheme() {
-            "redis" | "valkey" => {}
-            "rediss" | "valkeys" => return Err(invalid("TLS is not supported yet")),
-            scheme if scheme.contains("cluster") => {
-                return Err(invalid("Redis Cluster is not supported yet"));
-            }
-            scheme if scheme.contains("sentinel") => {
-                return Err(invalid("Redis Sentinel is not supported yet"));
-            }
-            _ => return Err(invalid("the scheme must be redis")),
-        }
-        let host = url.host_str().filter(|host| !host.is_empty());
-        let host = host.ok_or_else(|| invalid("the host is missing"))?;
-        let decode =
-            |text: &str| percent_decode(text).ok_or_else(|| invalid("a %-escape is not UTF-8"));
-        let user = match url.username() {
-            "" => None,
-            user => Some(decode(user)?),
-        };
-        let password = url.password().map(decode).transpose()?;
-        let database = match url.path().trim_matches('/') {
-            "" => 0,
-            path => path.parse().map_err(|_| invalid("the database must be a number"))?,
-        };
-        if url.query().is_some() || url.fragment().is_some() {
-            return Err(invalid("nothing may follow the database"));
-        }
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Ok(Self { host, port: url.port().unwrap_or(6379), user, password, database })
-    }
-
-    /// The text without the password, should it be in there.
-    pub(super) fn without_password(&self, text: &str) -> String {
-        match self.password.as_deref() {
-            Some(password) if !password.is_empty() => text.replace(password, "***"),
-            _ => text.to_owned(),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
-}
-
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Address({self}/{})", self.database)
+            .field("ca_file", &self.ca_file)
+            .field("cert_file", &self.cert_file)
+            .field("key_file", &self.key_file)
+            .field("sentinel_user", &self.sentinel_user)
+            .finish_non_exhaustive()
     }
 }
 
@@ -185,14 +165,28 @@ pub enum OpenError {
     Unreachable { address: String, cause: String },
     #[error("Redis is not set up for sales: {0}")]
     Misconfigured(String),
+    #[error("{0}")]
+    Certificate(String),
 }
 
-/// One thing that a check of the server found.
+/// One thing that a check of the servers found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub level: Level,
     /// What it is, what is at stake, what to change.
     pub text: String,
+}
+
+impl Finding {
+    pub(super) fn fine(text: impl Into<String>) -> Self {
+        Self { level: Level::Fine, text: text.into() }
+    }
+    pub(super) fn warning(text: impl Into<String>) -> Self {
+        Self { level: Level::Warning, text: text.into() }
+    }
+    pub(super) fn error(text: impl Into<String>) -> Self {
+        Self { level: Level::Error, text: text.into() }
+    }
 }
 
 /// How bad a [`Finding`] is.
@@ -206,67 +200,11 @@ pub enum Level {
     Error,
 }
 
-/// A URL whose user and password are hidden, however broken the rest is.
-fn mask(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme + 3 <= at => {
-            format!("{}***{}", &url[..scheme + 3], &url[at..])
-        }
-        (None, Some(at)) => format!("***{}", &url[at..]),
-        _ => url.to_owned(),
-    }
-}
-
-fn percent_decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte == b'%' {
-            let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-            let (high, low) = (digit(rest.next())?, digit(rest.next())?);
-            bytes.push(u8::try_from(high * 16 + low).ok()?);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    String::from_utf8(bytes).ok()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
     use super::*;
-
-    #[test]
-    fn a_url_is_taken_apart() {
-        let address = Address::parse("redis://sales:p%40ss:word@cache.internal:6380/3").unwrap();
-        assert_eq!(address.user.as_deref(), Some("sales"));
-        assert_eq!(address.password.as_deref(), Some("p@ss:word"));
-        assert_eq!(
-            (address.host.as_str(), address.port, address.database),
-            ("cache.internal", 6380, 3)
-        );
-        assert_eq!(Address::parse("redis://[::1]").unwrap().to_string(), "[::1]:6379");
-    }
-
-    #[test]
-    fn a_url_that_is_no_use_says_what_to_change_and_hides_the_password() {
-        for (url, why) in [
-            ("rediss://u:hunter2@h", "TLS"),
-            ("redis+sentinel://u:hunter2@h", "Sentinel"),
-            ("redis+cluster://u:hunter2@h", "Cluster"),
-            ("http://u:hunter2@h", "scheme"),
-            ("redis://u:hunter2@h/sales", "number"),
-            ("redis://u:hunter2@h:notaport", "port"),
-            ("u:hunter2@h", "redis://localhost:6379"),
-            ("redis://u:hun@ter2@h/0?x=1", "follow"),
-        ] {
-            let error = Address::parse(url).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-            assert!(!error.contains("ter2"), "{error}");
-        }
-    }
 
     #[test]
     fn settings_have_defaults_and_refuse_what_they_do_not_know() {
@@ -277,8 +215,25 @@ mod tests {
     }
 
     #[test]
-    fn settings_never_show_the_password() {
-        let settings = RedisSettings::new("redis://u:hunter2@h");
-        assert!(!format!("{settings:?} {:?}", settings.address().unwrap()).contains("hunter2"));
+    fn settings_never_show_a_password() {
+        let mut settings = RedisSettings::new("redis-sentinel://u:hunter2@h,i/m");
+        settings.sentinel_password = "hunter2".to_owned();
+        let shown = format!("{settings:?} {:?}", settings.target().unwrap());
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(!format!("{:?}", settings.sentinel_login()).contains("hunter2"));
+    }
+
+    #[test]
+    fn settings_must_fit_the_url() {
+        let refused = |url: &str, change: fn(&mut RedisSettings)| {
+            let mut settings = RedisSettings::new(url);
+            change(&mut settings);
+            settings.target().unwrap_err().to_string()
+        };
+        assert!(refused("redis://h", |s| s.ca_file = "ca".into()).contains("rediss"));
+        assert!(refused("rediss://h", |s| s.cert_file = "c".into()).contains("key_file"));
+        assert!(refused("redis://h", |s| s.sentinel_user = "u".into()).contains("redis-sentinel"));
+        assert!(refused("redis://h", |s| s.connections = 0).contains("1 to 64"));
+        assert!(refused("redis://h", |s| s.pipeline_buffer = 0).contains("at least 1"));
     }
 }

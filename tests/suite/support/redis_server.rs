@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::TcpListener,
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -21,6 +22,10 @@ pub(crate) struct RedisServer {
     port: u16,
     directory: TempDir,
     options: Vec<String>,
+    /// The first settings of a Sentinel, which keeps what it learns in the same file.
+    sentinel: Option<String>,
+    /// In front of the host, as in `user:password@`.
+    login: String,
     child: Option<Child>,
 }
 
@@ -41,6 +46,22 @@ impl RedisServer {
             port: Self::free_port(),
             directory: tempfile::tempdir().unwrap(),
             options: options.iter().map(ToString::to_string).collect(),
+            sentinel: None,
+            login: String::new(),
+            child: None,
+        };
+        server.start_again().await;
+        server
+    }
+
+    /// A Sentinel with these settings, which a test speaks to as `login`, as in `:password@`.
+    pub(crate) async fn start_sentinel(settings: &str, login: &str) -> Self {
+        let mut server = Self {
+            port: Self::free_port(),
+            directory: tempfile::tempdir().unwrap(),
+            options: Vec::new(),
+            sentinel: Some(settings.to_owned()),
+            login: login.to_owned(),
             child: None,
         };
         server.start_again().await;
@@ -59,14 +80,16 @@ impl RedisServer {
         assert!(self.child.is_none(), "it runs already");
         let binary = binary();
         let mut command = Command::new(&binary);
-        command
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
-            .args(["--enable-debug-command", "local", "--repl-diskless-sync-delay", "0"])
-            .args(["--logfile", "redis.log", "--dir"])
-            .arg(self.directory.path())
-            .args(&self.options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
+        match &self.sentinel {
+            None => command
+                .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+                .args(["--enable-debug-command", "local", "--repl-diskless-sync-delay", "0"])
+                .args(["--logfile", "redis.log", "--dir"])
+                .arg(self.directory.path())
+                .args(&self.options),
+            Some(settings) => command.arg(self.sentinel_file(settings)).arg("--sentinel"),
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().unwrap_or_else(|error| {
             panic!(
                 "{binary} can't be started ({error}): install redis-server 7 or newer, or name \
@@ -83,6 +106,16 @@ impl RedisServer {
             }
         })
         .await;
+    }
+
+    fn sentinel_file(&self, settings: &str) -> PathBuf {
+        let path = self.directory.path().join("sentinel.conf");
+        if !path.exists() {
+            let (port, folder) = (self.port, self.directory.path().display());
+            let own = format!("port {port}\nbind 127.0.0.1\ndir {folder}\nlogfile sentinel.log\n");
+            std::fs::write(&path, own + settings).unwrap();
+        }
+        path
     }
 
     /// Kills the process on the spot.
@@ -123,7 +156,7 @@ impl RedisServer {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}127.0.0.1:{}", self.login, self.port)
     }
 
     pub(crate) async fn engine(&self) -> RedisEngine {
@@ -162,6 +195,41 @@ impl RedisServer {
     /// Ends every connection of a client, as Sentinel does when it changes a server's role.
     pub(crate) async fn drop_clients(&self) {
         self.command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    }
+
+    /// Lets no replica follow any more, and those that do fall behind from now on.
+    pub(crate) async fn leave_replicas_behind(&self) {
+        self.command::<()>(&["ACL", "SETUSER", "default", "-psync"]).await;
+        self.command::<i64>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+    }
+
+    /// How often it has answered with this error code, as in `MOVED`.
+    pub(crate) async fn errors(&self, code: &str) -> u64 {
+        let stats: String = self.command(&["INFO", "errorstats"]).await;
+        let count = field(&stats, &format!("errorstat_{code}"));
+        count.map_or(0, |count| count.trim_start_matches("count=").parse().unwrap())
+    }
+
+    /// How many listen to what servers tell each other.
+    pub(crate) async fn listeners(&self) -> usize {
+        let (_, listeners): (String, usize) =
+            self.command(&["PUBSUB", "NUMSUB", "sk:events"]).await;
+        listeners
+    }
+
+    /// Whether it runs, and takes itself for a master.
+    pub(crate) async fn is_master(&self) -> bool {
+        let Ok(mut connection) = self.connect().await else { return false };
+        let info = redis::cmd("INFO").arg("replication").take();
+        let info: redis::RedisResult<String> = info.query_async(&mut connection).await;
+        info.is_ok_and(|info| field(&info, "role") == Some("master"))
+    }
+
+    /// Whether it follows the server at this port, and is in step.
+    pub(crate) async fn follows(&self, port: u16) -> bool {
+        let info: String = self.command(&["INFO", "replication"]).await;
+        field(&info, "master_port") == Some(port.to_string().as_str())
+            && field(&info, "master_link_status") == Some("up")
     }
 
     /// Listens on this port from now on: clients that knew another server there find this one.

@@ -1,0 +1,333 @@
+//! A Redis Cluster as the engine: calls find their master, slots move, masters die, and the books
+//! balance.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, future};
+use seckill::{
+    domain::{ActivityId, OfferKey, SkuId},
+    engine::{
+        Call, Engine, EngineError, Value,
+        events::{Event, Heard},
+        keys,
+        locks::{Locks, WAIT},
+        redis::{Level, OpenError, RedisEngine, RedisSettings},
+        scripts,
+    },
+    server::Server,
+};
+use tokio_util::task::TaskTracker;
+
+use crate::support::{
+    IDENTITY, Segment, answer, arg,
+    cluster::Cluster,
+    databases::{self, Fresh},
+    eventually,
+    redis_server::RedisServer,
+    status,
+    storm::{self, Storm},
+    within, word,
+    world::{Ground, SKU},
+};
+
+const UNITS: u64 = 300;
+const BUYERS: u32 = 900;
+
+/// A server on a cluster, with a sale in each of its three parts.
+async fn open(ground: &Ground<'_>, cluster: &Cluster) -> (Server, [Arc<Storm>; 3]) {
+    let mut settings = ground.settings();
+    cluster.set(&mut settings);
+    let server = storm::serve(settings).await;
+    let mut storms = Vec::new();
+    for master in 0..3 {
+        let activity = activity_at(&cluster.servers[master], cluster).await;
+        let key = storm::sell(&server, activity, UNITS).await;
+        assert_eq!(cluster.owner_of(&stock(&key)).await, master);
+        storms.push(Storm::new(&key, UNITS, BUYERS));
+    }
+    let storms = storms.try_into().ok().unwrap();
+    (server, storms)
+}
+
+/// An activity whose offer falls to this server.
+async fn activity_at(master: &RedisServer, cluster: &Cluster) -> &'static str {
+    for name in ["spring", "hat", "lamp", "chair", "pen", "cup", "shoe", "kite", "drum", "oar"] {
+        let key = stock(&OfferKey {
+            activity_id: ActivityId::new(name).unwrap(),
+            sku_id: SkuId::new(SKU).unwrap(),
+        });
+        if cluster.servers[cluster.owner_of(&key).await].port() == master.port() {
+            return name;
+        }
+    }
+    panic!("no name falls to {master:?}")
+}
+
+fn stock(key: &OfferKey) -> String {
+    keys::segment(key, 0)[0].clone()
+}
+
+/// All three sales at once, with `meddle` in the middle of the first.
+async fn rage(server: &Server, storms: &[Arc<Storm>; 3], meddle: impl Future<Output = ()>) {
+    let [first, second, third] = storms;
+    future::join3(
+        first.rage(server, meddle),
+        second.rage(server, future::ready(())),
+        third.rage(server, future::ready(())),
+    )
+    .await;
+}
+
+async fn settle(server: Server, storms: &[Arc<Storm>; 3]) {
+    for storm in storms {
+        storm.settle(&server).await;
+    }
+    server.stop().await;
+}
+
+async fn a_slot_moves(fresh: &Fresh) {
+    let ground = Ground::embedded(fresh);
+    let cluster = Cluster::start().await;
+    let (server, storms) = open(&ground, &cluster).await;
+    let key = stock(&storms[0].key);
+    let (slot, from) = (cluster.slot_of(&key).await, cluster.owner_of(&key).await);
+    let to = (from + 1) % 3;
+    storms[0].let_in(150);
+    let meddle = async {
+        storms[0].answered(100).await;
+        storms[0].let_in(400);
+        cluster.open_slot(&slot, from, to).await;
+        cluster.carry(&key, from, to).await;
+        within(Duration::from_secs(5), "a call meets the moving slot", async || {
+            (cluster.errors("TRYAGAIN").await > 0).then_some(())
+        })
+        .await;
+        cluster.carry_all(&slot, from, to).await;
+        cluster.close_slot(&slot, from, to).await;
+        storms[0].answered(300).await;
+        // And back again.
+        storms[0].let_in(BUYERS);
+        cluster.open_slot(&slot, to, from).await;
+        cluster.carry_all(&slot, to, from).await;
+        cluster.close_slot(&slot, to, from).await;
+    };
+    rage(&server, &storms, meddle).await;
+    assert_eq!(cluster.owner_of(&key).await, from);
+    assert!(cluster.errors("MOVED").await > 0);
+    let rebuilds = server.parts.recovery.rebuilds();
+    assert!(rebuilds >= 2, "{rebuilds} rebuilds after two moves");
+    let [moved, second, third] = storms;
+    moved.settle_in_any_order(&server).await;
+    second.settle(&server).await;
+    third.settle(&server).await;
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_goes_on_while_its_slot_moves_there_and_back() {
+    databases::run(Fresh::postgres().await, a_slot_moves).await;
+}
+
+/// A master is killed in the middle of the sales, and its replica has all or lacks the last.
+async fn a_master_dies(fresh: &Fresh, lags: bool) {
+    let ground = Ground::embedded(fresh);
+    let mut cluster = Cluster::start().await;
+    // Whoever listens does so at any of the masters; at least one at that which will die.
+    let engine = cluster.engine().await;
+    let mut ears = Vec::new();
+    let mut cut_off = 0;
+    while cut_off == 0 {
+        let mut ear = engine.hear();
+        assert_eq!(ear.next().await, Some(Heard::Gap));
+        ears.push(ear);
+        cut_off = cluster.servers[0].listeners().await;
+    }
+    let (server, storms) = open(&ground, &cluster).await;
+    let owner = cluster.owner_of(&stock(&storms[0].key)).await;
+    assert_eq!(owner, 0);
+    storms[0].let_in(150);
+    let meddle = async {
+        storms[0].answered(100).await;
+        if lags {
+            cluster.servers[owner].leave_replicas_behind().await;
+            storms[0].let_in(300);
+            storms[0].answered(250).await;
+        }
+        storms[0].let_in(BUYERS);
+        cluster.servers[owner].kill();
+        cluster.replaced(owner).await;
+    };
+    rage(&server, &storms, meddle).await;
+    let rebuilds = server.parts.recovery.rebuilds();
+    assert!(rebuilds >= 1, "what the replica has was written by another server");
+    settle(server, &storms).await;
+
+    // Each is somewhere by now.
+    eventually("the engine is well", async || engine.probe().await.ok()).await;
+    let told = Event::ActivityChanged { id: ActivityId::new("told").unwrap(), version: 7 };
+    let mut gaps = 0;
+    for ear in &mut ears {
+        loop {
+            let heard = tokio::select! {
+                heard = ear.next() => heard.unwrap(),
+                () = tokio::time::sleep(Duration::from_millis(50)) => {
+                    told.tell(&engine).await.unwrap();
+                    continue;
+                }
+            };
+            match heard {
+                Heard::Gap => gaps += 1,
+                Heard::Message(message) if Event::read(&message) == Some(told.clone()) => break,
+                Heard::Message(_) => {}
+            }
+        }
+    }
+    assert_eq!(gaps, cut_off, "whoever was cut off knows that messages may be missing");
+    // The old master comes back, as a replica, and changes nothing.
+    cluster.servers[owner].start_again().await;
+    engine.probe().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_goes_on_when_a_master_dies() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        a_master_dies(fresh, false).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_goes_on_when_a_replica_that_lags_takes_over() {
+    databases::run(Fresh::mysql().await, async |fresh: &Fresh| a_master_dies(fresh, true).await)
+        .await;
+}
+
+/// The identity under which a script runs that has this key.
+async fn identity_at(engine: &RedisEngine, key: &str) -> Result<String, EngineError> {
+    let keys = Arc::from([key.to_owned()]);
+    match engine.eval(Call { script: IDENTITY, keys, args: Vec::new() }).await? {
+        Value::Bulk(text) => Ok(String::from_utf8(text).unwrap()),
+        other => panic!("no identity: {other:?}"),
+    }
+}
+
+async fn run_id(server: &RedisServer) -> String {
+    let info: String = server.command(&["INFO", "server"]).await;
+    let line = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap();
+    line.trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
+    let cluster = Cluster::start().await;
+    let engine = cluster.engine().await;
+    let mut owners = Vec::new();
+    for at in 0..20 {
+        let key = format!("sk:{{{at}}}");
+        let owner = run_id(&cluster.servers[cluster.owner_of(&key).await]).await;
+        owners.push((key, owner));
+    }
+    let known = cluster.errors("MOVED").await;
+    for (key, owner) in owners {
+        let identity = identity_at(&engine, &key).await.unwrap();
+        assert!(identity.starts_with(&owner), "{identity}");
+    }
+    assert_eq!(cluster.errors("MOVED").await, known, "nobody had to be told");
+
+    let segment = Segment::of("1111", "a");
+    segment.warm_up(&engine, 10).await;
+    assert_eq!(answer(&segment.reserve(&engine, "ann").await.unwrap()), "taken");
+    let stock = segment.0[0].as_str();
+    let (slot, from) = (cluster.slot_of(stock).await, cluster.owner_of(stock).await);
+    let to = (from + 1) % 3;
+    let known = cluster.errors("MOVED").await;
+    cluster.open_slot(&slot, from, to).await;
+
+    // ASK: a key that is not there is asked for where the slot moves, under that identity.
+    let tag = stock.strip_suffix("stock").unwrap();
+    let asked = identity_at(&engine, &format!("{tag}none")).await.unwrap();
+    assert!(asked.starts_with(&run_id(&cluster.servers[to]).await), "{asked}");
+    assert!(cluster.errors("ASK").await > 0);
+
+    // TRYAGAIN: some keys have gone. Nobody can run the script, and nothing changes.
+    cluster.carry(stock, from, to).await;
+    let refused = segment.reserve(&engine, "bob").await.unwrap_err();
+    assert!(matches!(&refused, EngineError::Full(text) if text.contains("TRYAGAIN")), "{refused}");
+    assert!(cluster.errors("TRYAGAIN").await > 0);
+
+    // MOVED: the other server has all of it, and did not write it.
+    cluster.carry_all(&slot, from, to).await;
+    cluster.close_slot(&slot, from, to).await;
+    assert_eq!(cluster.errors("MOVED").await, known);
+    let Value::Array(frozen) = segment.reserve(&engine, "bob").await.unwrap() else { panic!() };
+    assert_eq!((&frozen[0], &frozen[3]), (&word("frozen"), &word("server")));
+    assert_eq!(cluster.errors("MOVED").await, known + 1, "and the map is another one now");
+    let held: i64 = cluster.servers[to].command(&["HLEN", &segment.0[2]]).await;
+    assert_eq!(held, 1, "ann alone");
+
+    // CLUSTERDOWN: nobody has the slot any more.
+    cluster.servers[to].command::<()>(&["CLUSTER", "DELSLOTS", &slot]).await;
+    let down = eventually("the member says so", async || {
+        let error = segment.reserve(&engine, "bob").await.err()?;
+        error.to_string().contains("CLUSTERDOWN").then_some(error)
+    });
+    let down = down.await;
+    assert!(matches!(down, EngineError::NotRun(_)), "{down}");
+    let held: i64 = cluster.servers[to].command(&["DBSIZE"]).await;
+    assert!(held > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_member_is_checked_before_a_start_and_a_user_needs_no_more_than_is_documented() {
+    let cluster = Cluster::start().await;
+    for server in &cluster.servers {
+        let rules = "~sk:* &sk:events +@read +@write +@scripting +@connection +@pubsub -@dangerous \
+                     +info +config|get +cluster|info +cluster|slots";
+        let set = ["ACL", "SETUSER", "sales", "on", ">pw"].into_iter().chain(rules.split(' '));
+        server.command::<()>(&set.collect::<Vec<_>>()).await;
+    }
+    let settings = RedisSettings::new(cluster.url_of("sales:pw@"));
+    let findings = RedisEngine::check(&settings).await.unwrap();
+    let texts: Vec<_> = findings.iter().map(|finding| finding.text.as_str()).collect();
+    assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{texts:?}");
+    assert!(texts.contains(&"the cluster is well: 3 masters, 3 replicas"), "{texts:?}");
+    assert!(texts.contains(&"all 6 servers: no key is evicted"), "{texts:?}");
+
+    // Sales, locks and messages work for that user, in every slot.
+    let engine: Arc<dyn Engine> = Arc::new(RedisEngine::connect(&settings).await.unwrap());
+    let mut ear = engine.hear();
+    assert_eq!(ear.next().await, Some(Heard::Gap));
+    for at in 0..8 {
+        let segment = Segment::of("1111", &format!("s-{at}"));
+        segment.warm_up(&*engine, 1).await;
+        assert_eq!(answer(&segment.reserve(&*engine, "ann").await.unwrap()), "taken");
+        assert_eq!(answer(&segment.reserve(&*engine, "bob").await.unwrap()), "sold_out");
+        assert_eq!(status(&segment.release(&*engine, "ann").await.unwrap()), "released");
+        // The release tells that there are units again, whichever server the ear is at.
+        let Some(Heard::Message(message)) = ear.next().await else { panic!("nothing was told") };
+        assert!(matches!(Event::read(&message), Some(Event::Reopened { .. })));
+        let purge = segment.eval(&*engine, scripts::PURGE, vec![arg(9)]).await.unwrap();
+        assert_eq!(status(&purge), "purged");
+    }
+    let (locks, tasks) = (Locks::new(engine.clone(), TaskTracker::new()), 0..8);
+    for at in tasks {
+        let name = format!("lock-{at}");
+        let lock = locks.acquire(&name, WAIT).await.unwrap().expect("nobody has it");
+        assert!(locks.acquire(&name, Duration::ZERO).await.unwrap().is_none(), "it is held");
+        drop(lock);
+    }
+
+    let replica = &cluster.servers[5];
+    replica.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    let error = RedisEngine::connect(&settings).await.unwrap_err();
+    assert!(matches!(error, OpenError::Misconfigured(_)), "{error}");
+    assert!(error.to_string().contains(&format!("127.0.0.1:{}", replica.port())), "{error}");
+    // One member alone is not the cluster.
+    let alone = RedisSettings::new(cluster.servers[0].url());
+    let error = RedisEngine::connect(&alone).await.unwrap_err();
+    assert!(error.to_string().contains("redis-cluster"), "{error}");
+    let standalone = RedisServer::start().await;
+    let url = standalone.url().replace("redis://", "redis-cluster://");
+    let error = RedisEngine::connect(&RedisSettings::new(url)).await.unwrap_err();
+    assert!(error.to_string().contains("no member of a cluster"), "{error}");
+}

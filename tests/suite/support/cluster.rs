@@ -1,0 +1,211 @@
+//! A Redis Cluster of its own for a test: three masters, each with a replica.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use seckill::{
+    config::{SecretUrl, Settings},
+    engine::redis::{RedisEngine, RedisSettings},
+};
+
+use super::{redis_server::RedisServer, within};
+
+const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
+/// How long a member may be silent before the others give it up.
+const NODE_TIMEOUT_MS: &str = "1000";
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// First those that begin as masters, then the replica of each.
+    pub(crate) servers: Vec<RedisServer>,
+}
+
+impl Cluster {
+    /// A cluster that is well, with every replica in step.
+    pub(crate) async fn start() -> Self {
+        let servers = join_all((0..2 * MASTERS).map(|_| Self::start_member())).await;
+        let cluster = Self { servers };
+        cluster.form().await;
+        cluster
+    }
+
+    async fn start_member() -> RedisServer {
+        // The usual bus port, 10,000 above, may be one of those that outgoing connections take.
+        let bus = RedisServer::free_port().to_string();
+        RedisServer::start_with(&[
+            "--cluster-enabled",
+            "yes",
+            "--cluster-port",
+            &bus,
+            "--cluster-node-timeout",
+            NODE_TIMEOUT_MS,
+            // However old its data is, a replica is better than nothing.
+            "--cluster-replica-validity-factor",
+            "0",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "no",
+        ])
+        .await
+    }
+
+    async fn form(&self) {
+        let limit = Duration::from_secs(20);
+        for (at, server) in self.servers.iter().enumerate() {
+            let epoch = (at + 1).to_string();
+            server.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
+        }
+        for (at, master) in self.servers[..MASTERS].iter().enumerate() {
+            let (first, last) = (at * SLOTS / MASTERS, (at + 1) * SLOTS / MASTERS - 1);
+            let (first, last) = (first.to_string(), last.to_string());
+            master.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
+        }
+        for server in &self.servers[1..] {
+            let (port, bus) = (server.port().to_string(), bus_port(server).await);
+            let meet = ["CLUSTER", "MEET", "127.0.0.1", &port, &bus];
+            self.servers[0].command::<()>(&meet).await;
+        }
+        within(limit, "all members know each other", async || {
+            for server in &self.servers {
+                let known: String = server.command(&["CLUSTER", "NODES"]).await;
+                let known = known.lines().filter(|line| !line.contains("handshake")).count();
+                if known < self.servers.len() {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await;
+        for (at, replica) in self.servers[MASTERS..].iter().enumerate() {
+            let id: String = self.servers[at].command(&["CLUSTER", "MYID"]).await;
+            replica.command::<()>(&["CLUSTER", "REPLICATE", &id]).await;
+        }
+        for master in &self.servers[..MASTERS] {
+            master.command::<i64>(&["PUBLISH", "anything", "at all"]).await;
+        }
+        within(limit, "the cluster is well", async || {
+            for (at, server) in self.servers.iter().enumerate() {
+                let info: String = server.command(&["CLUSTER", "INFO"]).await;
+                let is_replica = at >= MASTERS;
+                let in_step =
+                    !is_replica || server.follows(self.servers[at - MASTERS].port()).await;
+                // A replica is shown once it has got anything.
+                let slots: Vec<Vec<redis::Value>> = server.command(&["CLUSTER", "SLOTS"]).await;
+                let shown = slots.iter().all(|range| range.len() == 4);
+                if !info.contains("cluster_state:ok") || !in_step || !shown {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await;
+    }
+
+    /// Three of its members.
+    pub(crate) fn url(&self) -> String {
+        self.url_of("")
+    }
+
+    /// The same, for somebody, as in `user:password@`.
+    pub(crate) fn url_of(&self, login: &str) -> String {
+        let hosts: Vec<String> = self.servers[..MASTERS]
+            .iter()
+            .map(|server| format!("127.0.0.1:{}", server.port()))
+            .collect();
+        format!("redis-cluster://{login}{}", hosts.join(","))
+    }
+
+    pub(crate) fn set(&self, settings: &mut Settings) {
+        settings.engine.url = SecretUrl::new(self.url());
+    }
+
+    pub(crate) async fn engine(&self) -> RedisEngine {
+        RedisEngine::connect(&RedisSettings::new(self.url())).await.unwrap()
+    }
+
+    pub(crate) async fn slot_of(&self, key: &str) -> String {
+        self.servers[0].command::<u16>(&["CLUSTER", "KEYSLOT", key]).await.to_string()
+    }
+
+    /// Whose this key is now, by its place.
+    pub(crate) async fn owner_of(&self, key: &str) -> usize {
+        within(Duration::from_secs(5), "a member owns the key", async || {
+            for (at, server) in self.servers.iter().enumerate() {
+                let Ok(mut connection) = server.connect().await else { continue };
+                let exists = redis::cmd("EXISTS").arg(key).take();
+                if exists.query_async::<i64>(&mut connection).await.is_ok() {
+                    return Some(at);
+                }
+            }
+            None
+        })
+        .await
+    }
+
+    /// Waits until a replica sells in place of this member, which is gone.
+    pub(crate) async fn replaced(&self, gone: usize) {
+        let replica = &self.servers[gone + MASTERS];
+        within(Duration::from_secs(15), "the replica is promoted", async || {
+            replica.is_master().await.then_some(())
+        })
+        .await;
+    }
+
+    /// Begins to move a slot.
+    pub(crate) async fn open_slot(&self, slot: &str, from: usize, to: usize) {
+        let (from, to) = (&self.servers[from], &self.servers[to]);
+        let from_id: String = from.command(&["CLUSTER", "MYID"]).await;
+        let to_id: String = to.command(&["CLUSTER", "MYID"]).await;
+        to.command::<()>(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &from_id]).await;
+        from.command::<()>(&["CLUSTER", "SETSLOT", slot, "MIGRATING", &to_id]).await;
+    }
+
+    /// Moves one key of a slot that is moving.
+    pub(crate) async fn carry(&self, key: &str, from: usize, to: usize) {
+        let port = self.servers[to].port().to_string();
+        let migrate = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
+        self.servers[from].command::<redis::Value>(&migrate).await;
+    }
+
+    /// Moves all keys that a slot has left.
+    pub(crate) async fn carry_all(&self, slot: &str, from: usize, to: usize) {
+        loop {
+            let count = ["CLUSTER", "GETKEYSINSLOT", slot, "100"];
+            let keys: Vec<String> = self.servers[from].command(&count).await;
+            if keys.is_empty() {
+                return;
+            }
+            for key in keys {
+                self.carry(&key, from, to).await;
+            }
+        }
+    }
+
+    /// Ends the move.
+    pub(crate) async fn close_slot(&self, slot: &str, from: usize, to: usize) {
+        let id: String = self.servers[to].command(&["CLUSTER", "MYID"]).await;
+        for at in [to, from].into_iter().chain((0..MASTERS).filter(|at| ![from, to].contains(at))) {
+            self.servers[at].command::<()>(&["CLUSTER", "SETSLOT", slot, "NODE", &id]).await;
+        }
+    }
+
+    /// How often all members together have answered with this error code.
+    pub(crate) async fn errors(&self, code: &str) -> u64 {
+        let mut errors = 0;
+        for server in &self.servers {
+            if server.connect().await.is_ok() {
+                errors += server.errors(code).await;
+            }
+        }
+        errors
+    }
+}
+
+async fn bus_port(server: &RedisServer) -> String {
+    // `id 127.0.0.1:port@bus …`
+    let myself: String = server.command(&["CLUSTER", "NODES"]).await;
+    let address = myself.split(' ').nth(1).unwrap();
+    address.rsplit_once('@').unwrap().1.split(',').next().unwrap().to_owned()
+}
