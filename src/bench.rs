@@ -18,11 +18,15 @@ pub mod bed;
 pub mod load;
 pub mod machine;
 pub mod noop;
+mod only_reserve;
 pub mod overload;
+pub mod peer;
+pub mod peers;
 pub mod process;
 pub mod report;
 pub mod schedule;
 pub mod sold_out;
+mod wins;
 
 use std::{
     path::PathBuf,
@@ -94,6 +98,7 @@ pub struct Plan {
 pub enum Scenario {
     SoldOut,
     Overload,
+    Peers,
 }
 
 impl Scenario {
@@ -102,6 +107,7 @@ impl Scenario {
         match self {
             Self::SoldOut => "sold-out",
             Self::Overload => "overload",
+            Self::Peers => "peers",
         }
     }
 
@@ -109,6 +115,7 @@ impl Scenario {
         match self {
             Self::SoldOut => sold_out::FIGURES,
             Self::Overload => overload::FIGURES,
+            Self::Peers => peers::FIGURES,
         }
     }
 }
@@ -136,6 +143,7 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Report, Er
     let runs = match plan.scenario {
         Scenario::SoldOut => sold_out::run(plan, tell).await?,
         Scenario::Overload => overload::run(plan, tell).await?,
+        Scenario::Peers => peers::run(plan, tell).await?,
     };
     let report = Report {
         scenario: plan.scenario.name(),

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use futures_util::FutureExt as _;
+use sea_orm::{ColumnTrait as _, DbErr, EntityTrait as _, QueryFilter as _, QuerySelect as _};
 use tokio::time::{Instant, sleep};
 use tonic::{
     Request, Response, Status,
@@ -12,7 +13,9 @@ use uuid::Uuid;
 
 use super::{
     Error, Plan,
+    load::Seen,
     process::{Folder, Process, cpu_of, program_of},
+    wins::{Best, Target},
 };
 use crate::{
     api::pb::{
@@ -21,14 +24,18 @@ use crate::{
     },
     books,
     config::{SecretUrl, Settings},
+    database::Database,
     domain::{ActivityId, OfferKey, SkuId},
     engine::redis::RedisEngine,
+    entity::{orders, orders::OrderState},
     server::{Parts, redis_settings},
 };
 
-/// The one offer of a bed.
-pub(super) const SKU: &str = "sku-1";
+/// The first offer of a bed; others are as long.
+pub(super) const SKU: &str = "sku-000001";
 const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// A sale of thousands of offers takes a moment to be put up.
+const SALE_LIMIT: Duration = Duration::from_secs(60);
 /// A comparison goes through every reservation.
 const RECONCILE_LIMIT: Duration = Duration::from_secs(300);
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -51,12 +58,57 @@ pub struct Told {
     pub perhaps_released: u64,
 }
 
-/// One or two servers over the same stores, with one offer for sale.
+impl std::ops::AddAssign for Told {
+    fn add_assign(&mut self, other: Self) {
+        self.wins += other.wins;
+        self.unknown += other.unknown;
+        self.released += other.released;
+        self.perhaps_released += other.perhaps_released;
+    }
+}
+
+impl Told {
+    /// Adds what buyers were told here.
+    pub fn note(&mut self, seen: &Seen) {
+        self.wins += seen.count(super::load::RESERVED);
+        self.unknown += seen.unknown();
+    }
+}
+
+/// What is put on sale, and by what kind of server.
+#[derive(Debug, Clone)]
+pub struct Sale {
+    /// Units of each offer.
+    pub total: u32,
+    pub offers: usize,
+    /// Settings of the servers beside the plan's, as environment variables.
+    pub variables: Vec<(&'static str, String)>,
+}
+
+impl Sale {
+    /// One offer, and servers as the plan has them.
+    #[must_use]
+    pub fn of(total: u32) -> Self {
+        Self { total, offers: 1, variables: Vec::new() }
+    }
+
+    /// The same with one more setting.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.variables.push((name, value.into()));
+        self
+    }
+}
+
+/// One or two servers over the same stores, with a sale on them.
 #[derive(Debug)]
 pub struct Bed {
-    settings: Settings,
+    pub settings: Settings,
     pub servers: Vec<Process>,
+    /// The first offer.
     pub offer: OfferKey,
+    pub offers: Vec<OfferKey>,
+    variables: Vec<(&'static str, String)>,
     /// The engine's process, if it is a Redis on this machine.
     engine_id: Option<u32>,
     folder: Folder,
@@ -68,6 +120,14 @@ impl Bed {
     /// # Errors
     /// The server does not start, or the sale does not.
     pub async fn open(plan: &Plan, total: u32) -> Result<Self, Error> {
+        Self::of(plan, Sale::of(total)).await
+    }
+
+    /// Starts a server and puts this on sale.
+    ///
+    /// # Errors
+    /// The server does not start, or the sale does not.
+    pub async fn of(plan: &Plan, sale: Sale) -> Result<Self, Error> {
         let folder = Folder::inside(&plan.folder)?;
         let mut settings = plan.settings.clone();
         if plan.own_database {
@@ -76,26 +136,62 @@ impl Bed {
         }
         let id = format!("bench-{}", Uuid::now_v7().simple());
         let named = |error| Error::Internal(format!("a name: {error:?}"));
-        let offer = OfferKey {
-            activity_id: ActivityId::new(&id).map_err(|error| named(error.to_string()))?,
-            sku_id: SkuId::new(SKU).map_err(|error| named(error.to_string()))?,
-        };
+        let mut offers = Vec::with_capacity(sale.offers);
+        for nth in 1..=sale.offers {
+            let sku_id = SkuId::new(&format!("sku-{nth:06}"));
+            offers.push(OfferKey {
+                activity_id: ActivityId::new(&id).map_err(|error| named(error.to_string()))?,
+                sku_id: sku_id.map_err(|error| named(error.to_string()))?,
+            });
+        }
+        let offer = offers.first().cloned();
+        let offer = offer.ok_or_else(|| Error::Usage("a sale of nothing".to_owned()))?;
         let engine_id = engine_id(&settings).await;
-        let mut bed = Self { settings, servers: Vec::new(), offer, engine_id, folder };
-        let server = bed.start(plan).await?;
-        bed.servers.push(server);
+        let Sale { total, variables, .. } = sale;
+        let servers = Vec::new();
+        let mut bed = Self { settings, servers, offer, offers, variables, engine_id, folder };
+        bed.start_server(plan).await?;
         let channel = bed.channel(0).await?;
         bed.sell(channel, total).await?;
         Ok(bed)
     }
 
+    /// Starts a server over what is on sale already.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_server(&mut self, plan: &Plan) -> Result<(), Error> {
+        let server = self.start(plan).await?;
+        self.servers.push(server);
+        Ok(())
+    }
+
+    /// Ends the servers in order; the stores stay.
+    ///
+    /// # Errors
+    /// One of them did not end in order.
+    pub async fn stop_servers(&mut self) -> Result<(), Error> {
+        for server in std::mem::take(&mut self.servers) {
+            server.stop().await?;
+        }
+        Ok(())
+    }
+
+    /// Whose rows this sale's are, in all tables.
+    #[must_use]
+    pub fn activity_id(&self) -> &ActivityId {
+        &self.offer.activity_id
+    }
+
     async fn start(&self, plan: &Plan) -> Result<Process, Error> {
-        let variables = [
+        let mut variables = vec![
             ("SECKILL__GRPC__ADDR", "127.0.0.1:0"),
             ("SECKILL__HTTP__ADDR", "127.0.0.1:0"),
             ("SECKILL__ENGINE__URL", self.settings.engine.url.expose()),
             ("SECKILL__DATABASE__URL", self.settings.database.url.expose()),
         ];
+        // The last one counts.
+        variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         let config = plan.config.as_deref().map(Path::to_string_lossy);
         let mut args = vec!["serve"];
         if let Some(config) = &config {
@@ -116,6 +212,23 @@ impl Bed {
         connected.map_err(|error| Error::Unavailable(format!("{addr} does not answer: {error}")))
     }
 
+    /// The first offer, to be asked for at one of the servers.
+    #[must_use]
+    pub(super) fn target(&self, server: usize) -> Target<'_> {
+        let engine_id = self.engine_id;
+        Target { server: &self.servers[server], engine_id, offer: &self.offer }
+    }
+
+    /// The most wins a second with one of these numbers of calls in flight.
+    pub(super) async fn best(
+        &self,
+        series: &str,
+        in_flight: &[usize],
+        lasts: Duration,
+    ) -> Result<Best, Error> {
+        self.target(0).best(series, in_flight, lasts, async || self.drain().await).await
+    }
+
     /// CPU time of the engine, where it is a process of this machine.
     #[must_use]
     pub fn engine_cpu(&self) -> Option<Duration> {
@@ -132,34 +245,26 @@ impl Bed {
             start_time: Some((now - Duration::from_secs(1)).into()),
             end_time: Some((now + Duration::from_secs(24 * 3_600)).into()),
             retention: None,
-            offers: vec![pb::OfferSpec {
-                sku_id: SKU.to_owned(),
-                title: "A thing".to_owned(),
-                price_minor: 9_900,
-                currency_code: "CNY".to_owned(),
-                total: total.into(),
-                max_orders_per_user: Some(1),
-                max_quantity_per_order: Some(1),
-                hold: None,
-                segments: None,
-            }],
+            offers: self.offers.iter().map(|offer| offer_spec(offer, total)).collect(),
         };
-        let mut admin = SeckillAdminClient::new(channel.clone());
-        let mut seckill = SeckillClient::new(channel);
+        let mut admin =
+            SeckillAdminClient::new(channel.clone()).max_decoding_message_size(16 << 20);
+        let mut seckill = SeckillClient::new(channel).max_decoding_message_size(16 << 20);
         let request = pb::CreateActivityRequest { spec: Some(spec) };
-        call(CALL_LIMIT, admin.create_activity(request)).await?;
+        call(SALE_LIMIT, admin.create_activity(request)).await?;
         let reason = "bench".to_owned();
         let request = pb::ApproveActivityRequest { activity_id: activity_id.clone(), reason };
-        call(CALL_LIMIT, admin.approve_activity(request)).await?;
+        call(SALE_LIMIT, admin.approve_activity(request)).await?;
         let request = pb::WarmupRequest { activity_id: activity_id.clone() };
-        call(CALL_LIMIT, seckill.warmup(request)).await?;
+        call(SALE_LIMIT, seckill.warmup(request)).await?;
         self.sells(0).await
     }
 
     /// Waits until this server sells; each reads activities on its own.
     async fn sells(&self, server: usize) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
-        let mut admin = SeckillAdminClient::new(self.channel(server).await?);
+        let admin = SeckillAdminClient::new(self.channel(server).await?);
+        let mut admin = admin.max_decoding_message_size(16 << 20);
         let deadline = Instant::now() + START_LIMIT;
         loop {
             let request = pb::GetActivityRequest { activity_id: activity_id.clone() };
@@ -185,8 +290,7 @@ impl Bed {
     /// # Errors
     /// It does not start, or does not sell.
     pub async fn add_server(&mut self, plan: &Plan) -> Result<(), Error> {
-        let server = self.start(plan).await?;
-        self.servers.push(server);
+        self.start_server(plan).await?;
         self.sells(self.servers.len() - 1).await
     }
 
@@ -232,13 +336,11 @@ impl Bed {
         for difference in report.differences.iter().take(10) {
             broken.push(format!("reconcile: {difference:?}"));
         }
-        for server in std::mem::take(&mut self.servers) {
-            server.stop().await?;
-        }
+        self.stop_servers().await?;
         let unreadable =
             |error: &dyn std::error::Error| Error::Unavailable(format!("the books: {error}"));
         let parts = Parts::open(&self.settings).await.map_err(|error| unreadable(&error))?;
-        let read = read_books(&parts, &self.offer, told).boxed().await;
+        let read = read_books(&parts, &self.offers, told).boxed().await;
         parts.close(Instant::now() + CLOSE_LIMIT).await;
         broken.extend(read.map_err(|error| unreadable(&error))?);
         Ok(broken)
@@ -247,11 +349,12 @@ impl Bed {
 
 async fn read_books(
     parts: &Parts,
-    offer: &OfferKey,
+    offers: &[OfferKey],
     told: Told,
 ) -> Result<Vec<String>, crate::error::Error> {
-    let all = books::read(&parts.database, &parts.catalog, &offer.activity_id).await?;
     let mut broken = Vec::new();
+    let Some(first) = offers.first() else { return Ok(broken) };
+    let all = books::read(&parts.database, &parts.catalog, &first.activity_id).await?;
     for books in &all {
         broken.extend(books.contradictions());
         for (what, units) in [("oversold", books.oversold()), ("missing", books.missing())] {
@@ -259,15 +362,47 @@ async fn read_books(
                 broken.push(format!("{}: {units} units are {what}", books.sku_id));
             }
         }
-        broken.extend(contradiction(books.live_orders, told));
     }
-    if all.len() != 1 {
-        broken.push(format!("one offer was sold, and {} are in the books", all.len()));
+    broken.extend(contradiction(all.iter().map(|books| books.live_orders).sum(), told));
+    if all.len() != offers.len() {
+        let (sold, found) = (offers.len(), all.len());
+        broken.push(format!("{sold} offer(s) were sold, and {found} are in the books"));
     }
     // The rows stay, as those of every sale do; an engine of others shall not keep the stock.
-    let offer = parts.catalog.offer(offer).await?;
-    offer.segment.scripts.purge(LAST_EPOCH).await?;
+    for offer in offers {
+        let offer = parts.catalog.offer(offer).await?;
+        offer.segment.scripts.purge(LAST_EPOCH).await?;
+    }
     Ok(broken)
+}
+
+/// Who has an order that is not cancelled, one entry for each order.
+pub(super) async fn buyers_with_orders(
+    database: &Database,
+    activity_id: &ActivityId,
+) -> Result<Vec<String>, DbErr> {
+    orders::Entity::find()
+        .select_only()
+        .column(orders::Column::UserId)
+        .filter(orders::Column::ActivityId.eq(activity_id.as_str()))
+        .filter(orders::Column::State.ne(OrderState::Cancelled))
+        .into_tuple()
+        .all(database.reader())
+        .await
+}
+
+fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
+    pb::OfferSpec {
+        sku_id: offer.sku_id.to_string(),
+        title: "A thing".to_owned(),
+        price_minor: 9_900,
+        currency_code: "CNY".to_owned(),
+        total: total.into(),
+        max_orders_per_user: Some(1),
+        max_quantity_per_order: Some(1),
+        hold: None,
+        segments: None,
+    }
 }
 
 /// What the number of live orders says against what the buyers were told.

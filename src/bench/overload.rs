@@ -15,23 +15,19 @@ use super::{
     Error, Plan,
     bed::{self, Bed, Told, call},
     load::{self, Arrivals, Load, OVERLOADED, RESERVED, Requests, Sample, Seen},
-    per_call_us, quantile_us,
+    quantile_us,
     report::{Bound, Figure, Run},
     schedule::{Schedule, Stretch},
+    wins::{CONNECTIONS, UNITS},
 };
 use crate::api::pb::{
     self, ReleaseOutcome, seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient,
 };
 
-/// More than anybody gets to reserve here.
-const UNITS: u32 = 100_000_000;
 /// How long a caller waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Enough that the limit of calls per connection does not keep the load away from the server.
-const CONNECTIONS: usize = 32;
 /// Calls in flight with which saturation is looked for.
 const IN_FLIGHT: [usize; 3] = [64, 256, 1_024];
-const MOST_WINS_PER_S: f64 = 100_000.0;
 /// How often somebody releases, asks for health, and makes an operator's call, each.
 const BESIDE_EVERY: Duration = Duration::from_millis(100);
 const BESIDE_LIMIT: Duration = Duration::from_secs(5);
@@ -101,11 +97,17 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     tell("opening");
     let bed = Bed::open(plan, UNITS).await?;
     let mut told = Told::default();
-    let warm = closed(&bed, "warm", 256, plan.warm_up()).await?;
-    note_told(&mut told, &warm);
+    let warm = bed.target(0).closed("warm", 256, plan.warm_up()).await?;
+    told.note(&warm);
 
-    let saturation = saturation(plan, &bed, run, &mut told, tell).await?;
-    let mut holders = Holders { series: "warm", left: winners(&warm) };
+    tell("saturation");
+    let best = bed.best("sat", &IN_FLIGHT, plan.lasts).await?;
+    told += best.told;
+    let saturation = best.per_s;
+    run.set("saturation_per_s", saturation);
+    run.set("win_cpu_us", best.cpu_us);
+    run.detail("saturation_by_calls_in_flight", best.by_in_flight);
+    let mut holders = Holders { series: "warm", left: warm.who(RESERVED) };
     let mut slowest = Slowest::default();
     let mut calm_us = CALM_US;
     for level in [HALF, FULL, TWICE, RUSH] {
@@ -124,7 +126,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
         );
         let (seen, beside) = (seen?, beside?);
         let cpu = bed.servers[0].cpu()?.saturating_sub(cpu);
-        note_told(&mut told, &seen);
+        told.note(&seen);
         told.released += beside.released;
         told.perhaps_released += beside.perhaps_released;
 
@@ -183,69 +185,11 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     Ok(())
 }
 
-/// The most wins a second that a closed loop gets, with its best number of calls in flight.
-async fn saturation(
-    plan: &Plan,
-    bed: &Bed,
-    run: &mut Run,
-    told: &mut Told,
-    tell: &(dyn Fn(&str) + Sync),
-) -> Result<f64, Error> {
-    let (mut best, mut found) = (0.0, serde_json::Map::new());
-    for in_flight in IN_FLIGHT {
-        bed.drain().await?;
-        tell(&format!("saturation, {in_flight} calls in flight"));
-        let cpu = bed.servers[0].cpu()?;
-        let seen = closed(bed, &format!("sat{in_flight}"), in_flight, plan.lasts).await?;
-        let cpu = bed.servers[0].cpu()?.saturating_sub(cpu);
-        note_told(told, &seen);
-        let rate = seen.rate(RESERVED);
-        let latencies = load::latencies(seen.of(RESERVED));
-        found.insert(
-            in_flight.to_string(),
-            json!({
-                "per_s": rate,
-                "p50_ms": quantile_us(&latencies, 0.5) / 1_000.0,
-                "p99_ms": quantile_us(&latencies, 0.99) / 1_000.0,
-                "server_cores": cpu.as_secs_f64() / seen.lasted.as_secs_f64(),
-                "generator_cores": seen.busy(),
-            }),
-        );
-        if rate > best {
-            best = rate;
-            run.set("win_cpu_us", per_call_us(cpu, seen.count(RESERVED)));
-        }
-    }
-    run.detail("saturation_by_calls_in_flight", found);
-    run.set("saturation_per_s", best);
-    if best < 1.0 {
-        return Err(Error::Unavailable("nobody wins anything, even in a closed loop".to_owned()));
-    }
-    Ok(best)
-}
-
-async fn closed(bed: &Bed, series: &str, in_flight: usize, lasts: Duration) -> Result<Seen, Error> {
-    let most = super::count(MOST_WINS_PER_S * lasts.as_secs_f64());
-    let requests = Requests::reserve(&bed.offer, series, most);
-    let arrivals = Arrivals::Closed { in_flight, lasts };
-    let load = Load::new(bed.servers[0].grpc, requests, arrivals);
-    load::run(Load { connections: CONNECTIONS, ..load }).await
-}
-
 async fn open(plan: &Plan, bed: &Bed, series: &str, stretches: &[Stretch]) -> Result<Seen, Error> {
     let schedule = Schedule::draw(plan.pace, stretches, plan.seed);
     let requests = Requests::reserve(&bed.offer, series, schedule.len());
     let load = Load::new(bed.servers[0].grpc, requests, Arrivals::Open(schedule));
     load::run(Load { connections: CONNECTIONS, deadline: Some(PATIENCE), ..load }).await
-}
-
-fn note_told(told: &mut Told, seen: &Seen) {
-    told.wins += seen.count(RESERVED);
-    told.unknown += seen.unknown();
-}
-
-fn winners(seen: &Seen) -> Vec<usize> {
-    seen.of(RESERVED).map(|sample| sample.nth as usize).collect()
 }
 
 /// Calls after the rush: when, how long, and whether it was a win. Those that waited their time out

@@ -7,8 +7,14 @@ use serde_json::{Map, Value, json};
 
 use super::{Context, Exit, failure::Failure, output::list_table, serve, span};
 use crate::{
-    bench::{self, Plan, Scenario, noop, report::Report, schedule::Pace},
+    bench::{
+        self, Plan, Scenario, noop,
+        peer::{self, Kind},
+        report::Report,
+        schedule::Pace,
+    },
     config::{Flag, Level, Loaded, LogSettings},
+    domain::{ActivityId, OfferKey, SkuId},
     telemetry,
 };
 
@@ -17,8 +23,11 @@ use crate::{
 pub enum Bench {
     SoldOut(SoldOut),
     Overload(Overload),
+    Peers(Peers),
     #[command(hide = true)]
     Noop(Noop),
+    #[command(hide = true)]
+    Peer(Peer),
 }
 
 /// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit that
@@ -38,6 +47,31 @@ pub struct SoldOut {
 pub struct Overload {
     #[command(flatten)]
     options: Options,
+}
+
+/// What others do in place of this, over the same stores: an SQL row lock, a distributed lock, a naive
+/// script. How fast each is, and what each loses when it is killed.
+#[derive(Debug, Args)]
+pub struct Peers {
+    #[command(flatten)]
+    options: Options,
+}
+
+/// A server with another algorithm behind Reserve.
+#[derive(Debug, Args)]
+pub struct Peer {
+    #[arg(value_enum)]
+    kind: PeerKind,
+    activity_id: String,
+    sku_id: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PeerKind {
+    RowLock,
+    DistributedLock,
+    DistributedLockFailFast,
+    NaiveLua,
 }
 
 /// A server that answers Reserve with a constant.
@@ -88,6 +122,8 @@ impl Bench {
         let (scenario, options, rate) = match self {
             Self::SoldOut(SoldOut { options, rate }) => (Scenario::SoldOut, options, rate),
             Self::Overload(Overload { options }) => (Scenario::Overload, options, None),
+            Self::Peers(Peers { options }) => (Scenario::Peers, options, None),
+            Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };
         let plan = plan(scenario, &options, rate, context)?;
@@ -230,6 +266,28 @@ fn failure(error: bench::Error) -> Failure {
         bench::Error::Unavailable(text) => Failure::Unavailable(text),
         bench::Error::Internal(text) => Failure::Internal(text),
     }
+}
+
+async fn serve_peer(peer: Peer, context: &Context) -> Result<Exit, Failure> {
+    let Loaded { settings, .. } = context.settings(Vec::new())?;
+    telemetry::init(&settings.log).map_err(Failure::Usage)?;
+    let ready = |addr: std::net::SocketAddr| {
+        context.printer.answer(&json!({"grpc_addr": addr.to_string()}));
+    };
+    let kind = match peer.kind {
+        PeerKind::RowLock => Kind::RowLock,
+        PeerKind::DistributedLock => Kind::DistributedLock,
+        PeerKind::DistributedLockFailFast => Kind::DistributedLockFailFast,
+        PeerKind::NaiveLua => Kind::NaiveLua,
+    };
+    let offer = OfferKey {
+        activity_id: ActivityId::new(&peer.activity_id)
+            .map_err(|error| Failure::Usage(format!("activity_id: {error:?}")))?,
+        sku_id: SkuId::new(&peer.sku_id)
+            .map_err(|error| Failure::Usage(format!("sku_id: {error:?}")))?,
+    };
+    peer::serve(&settings, kind, offer, ready, serve::stop_signal()).await.map_err(failure)?;
+    Ok(Exit::Ok)
 }
 
 async fn serve_noop(context: &Context) -> Result<Exit, Failure> {
