@@ -14,18 +14,32 @@
 //! - [`sold_out`], [`overload`]: the scenarios.
 //! - [`report`]: figures and goals; [`machine`]: what they were measured on.
 
+pub mod ablations;
 pub mod bed;
+pub mod burst;
+pub mod drain;
+pub mod duplicates;
+pub mod far_redis;
 pub mod load;
 pub mod machine;
+pub mod many_offers;
 pub mod noop;
 mod only_reserve;
 pub mod overload;
 pub mod peer;
 pub mod peers;
 pub mod process;
+mod proxy;
+mod raw;
+pub mod releases;
 pub mod report;
 pub mod schedule;
+mod script;
+pub mod soak;
 pub mod sold_out;
+pub mod steady;
+pub mod streams;
+pub mod watch;
 mod wins;
 
 use std::{
@@ -99,6 +113,17 @@ pub enum Scenario {
     SoldOut,
     Overload,
     Peers,
+    Steady,
+    Streams,
+    Drain,
+    Watch,
+    FarRedis,
+    Burst,
+    Duplicates,
+    Releases,
+    ManyOffers,
+    Soak,
+    Ablations,
 }
 
 impl Scenario {
@@ -108,6 +133,17 @@ impl Scenario {
             Self::SoldOut => "sold-out",
             Self::Overload => "overload",
             Self::Peers => "peers",
+            Self::Steady => "steady",
+            Self::Streams => "streams",
+            Self::Drain => "drain",
+            Self::Watch => "watch",
+            Self::FarRedis => "far-redis",
+            Self::Burst => "burst",
+            Self::Duplicates => "duplicates",
+            Self::Releases => "releases",
+            Self::ManyOffers => "many-offers",
+            Self::Soak => "soak",
+            Self::Ablations => "ablations",
         }
     }
 
@@ -116,6 +152,36 @@ impl Scenario {
             Self::SoldOut => sold_out::FIGURES,
             Self::Overload => overload::FIGURES,
             Self::Peers => peers::FIGURES,
+            Self::Steady => steady::FIGURES,
+            Self::Streams => streams::FIGURES,
+            Self::Drain => drain::FIGURES,
+            Self::Watch => watch::FIGURES,
+            Self::FarRedis => far_redis::FIGURES,
+            Self::Burst => burst::FIGURES,
+            Self::Duplicates => duplicates::FIGURES,
+            Self::Releases => releases::FIGURES,
+            Self::ManyOffers => many_offers::FIGURES,
+            Self::Soak => soak::FIGURES,
+            Self::Ablations => ablations::FIGURES,
+        }
+    }
+
+    async fn run(self, plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
+        match self {
+            Self::SoldOut => Box::pin(sold_out::run(plan, tell)).await,
+            Self::Overload => Box::pin(overload::run(plan, tell)).await,
+            Self::Peers => Box::pin(peers::run(plan, tell)).await,
+            Self::Steady => Box::pin(steady::run(plan, tell)).await,
+            Self::Streams => Box::pin(streams::run(plan, tell)).await,
+            Self::Drain => Box::pin(drain::run(plan, tell)).await,
+            Self::Watch => Box::pin(watch::run(plan, tell)).await,
+            Self::FarRedis => Box::pin(far_redis::run(plan, tell)).await,
+            Self::Burst => Box::pin(burst::run(plan, tell)).await,
+            Self::Duplicates => Box::pin(duplicates::run(plan, tell)).await,
+            Self::Releases => Box::pin(releases::run(plan, tell)).await,
+            Self::ManyOffers => Box::pin(many_offers::run(plan, tell)).await,
+            Self::Soak => Box::pin(soak::run(plan, tell)).await,
+            Self::Ablations => Box::pin(ablations::run(plan, tell)).await,
         }
     }
 }
@@ -140,11 +206,7 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Report, Er
         let load = machine.load_average;
         notes.push(format!("the machine was not idle before: load average {load}"));
     }
-    let runs = match plan.scenario {
-        Scenario::SoldOut => sold_out::run(plan, tell).await?,
-        Scenario::Overload => overload::run(plan, tell).await?,
-        Scenario::Peers => peers::run(plan, tell).await?,
-    };
+    let runs = plan.scenario.run(plan, tell).await?;
     let report = Report {
         scenario: plan.scenario.name(),
         quick: plan.quick,
@@ -160,6 +222,44 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Report, Er
         broken: Vec::new(),
     };
     Ok(report.with(plan.scenario.figures(), runs))
+}
+
+/// Measures everything once and once more.
+async fn repeated(
+    plan: &Plan,
+    tell: &(dyn Fn(&str) + Sync),
+    one: impl AsyncFn(&Plan, &mut Run, &(dyn Fn(&str) + Sync)) -> Result<(), Error>,
+) -> Result<Vec<Run>, Error> {
+    let mut runs = Vec::new();
+    for nth in 1..=plan.repeats {
+        let mut run = Run::default();
+        one(plan, &mut run, &|what| tell(&format!("run {nth}: {what}"))).await?;
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+/// Does something at this many a second, one after the other; how long each took, in µs.
+async fn paced(
+    per_s: f64,
+    lasts: Duration,
+    one: impl AsyncFn(usize) -> Result<(), Error>,
+) -> Result<Vec<f64>, Error> {
+    let mut times = Vec::new();
+    let mut turns = tokio::time::interval(Duration::from_secs_f64(1.0 / per_s));
+    for nth in 0..count(per_s * lasts.as_secs_f64()) {
+        turns.tick().await;
+        let begun = Instant::now();
+        one(nth).await?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(times)
+}
+
+/// The middle one; 0 of nothing.
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or_default()
 }
 
 /// What a call of the noop costs, at one rate.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     Error, Plan,
-    load::Seen,
+    load::{RESERVED, Seen},
     process::{Folder, Process, cpu_of, program_of},
     wins::{Best, Target},
 };
@@ -70,7 +70,7 @@ impl std::ops::AddAssign for Told {
 impl Told {
     /// Adds what buyers were told here.
     pub fn note(&mut self, seen: &Seen) {
-        self.wins += seen.count(super::load::RESERVED);
+        self.wins += seen.count(RESERVED);
         self.unknown += seen.unknown();
     }
 }
@@ -226,7 +226,7 @@ impl Bed {
         in_flight: &[usize],
         lasts: Duration,
     ) -> Result<Best, Error> {
-        self.target(0).best(series, in_flight, lasts, async || self.drain().await).await
+        self.target(0).best(RESERVED, series, in_flight, lasts, async || self.drain().await).await
     }
 
     /// CPU time of the engine, where it is a process of this machine.
@@ -316,6 +316,19 @@ impl Bed {
             }
             sleep(POLL).await;
         }
+    }
+
+    /// Units that no reservation holds, of all offers, by SQL.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub async fn remaining(&self) -> Result<i64, Error> {
+        let mut admin = SeckillAdminClient::new(self.channel(0).await?);
+        let activity_id = self.offer.activity_id.to_string();
+        let request = pb::GetActivityRequest { activity_id };
+        let answer = call(CALL_LIMIT, admin.get_activity(request)).await?;
+        let offers = answer.activity.unwrap_or_default().offers;
+        Ok(offers.iter().map(|offer| offer.total - offer.reserved).sum())
     }
 
     /// Ends the servers in order, reads every book, and compares them with each other and with what
@@ -418,7 +431,7 @@ fn contradiction(live_orders: i64, told: Told) -> Option<String> {
 }
 
 /// The process of a Redis that runs on this machine.
-async fn engine_id(settings: &Settings) -> Option<u32> {
+pub(super) async fn engine_id(settings: &Settings) -> Option<u32> {
     let redis = redis_settings(&settings.engine)?;
     let url = url::Url::parse(&redis.url).ok()?;
     let is_here = matches!(url.host_str()?, "localhost" | "127.0.0.1" | "[::1]");

@@ -84,13 +84,7 @@ const TWICE: Level = Level { name: "2x", factor: 2.0, goodput: "goodput_2x", p99
 const RUSH: Level = Level { name: "5x", factor: 5.0, goodput: "goodput_5x", p99_ms: "p99_5x_ms" };
 
 pub(super) async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
-    let mut runs = Vec::new();
-    for nth in 1..=plan.repeats {
-        let mut run = Run::default();
-        one(plan, &mut run, &|what| tell(&format!("run {nth}: {what}"))).await?;
-        runs.push(run);
-    }
-    Ok(runs)
+    super::repeated(plan, tell, one).await
 }
 
 async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {

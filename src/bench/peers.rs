@@ -92,13 +92,7 @@ fn names(kind: Kind) -> Names {
 }
 
 pub(super) async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
-    let mut runs = Vec::new();
-    for nth in 1..=plan.repeats {
-        let mut run = Run::default();
-        one(plan, &mut run, &|what| tell(&format!("run {nth}: {what}"))).await?;
-        runs.push(run);
-    }
-    Ok(runs)
+    super::repeated(plan, tell, one).await
 }
 
 async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
@@ -178,7 +172,7 @@ async fn peer(
     let target = Target { server: &bed.server, engine_id: None, offer: &bed.offer };
     target.closed("warm", AT_ONCE, plan.warm_up()).await?;
     let settle = async || bed.settle().await;
-    let best = target.best("b", &IN_FLIGHT, plan.lasts, settle).await?;
+    let best = target.best(RESERVED, "b", &IN_FLIGHT, plan.lasts, settle).await?;
     run.set(names.per_s, best.per_s);
     note_best(run, kind.name(), &best);
     bed.close().await?;

@@ -75,10 +75,11 @@ impl Target<'_> {
         load::run(Load { connections: CONNECTIONS, ..load }).await
     }
 
-    /// Tries these numbers of calls in flight; `settle` waits between them until what was won is
-    /// behind the server.
+    /// Tries these numbers of calls in flight, and counts what comes to `label`; `settle` waits
+    /// between them until what was won is behind the server.
     pub(super) async fn best(
         self,
+        label: &str,
         series: &str,
         in_flight: &[usize],
         lasts: Duration,
@@ -93,8 +94,8 @@ impl Target<'_> {
             let cpu = self.server.cpu()?.saturating_sub(cpu);
             let engine = self.engine_cpu().zip(engine).map(|(now, then)| now.saturating_sub(then));
             best.told.note(&seen);
-            let (per_s, wins) = (seen.rate(RESERVED), seen.count(RESERVED));
-            best.by_in_flight.insert(in_flight.to_string(), described(&seen, cpu));
+            let (per_s, wins) = (seen.rate(label), seen.count(label));
+            best.by_in_flight.insert(in_flight.to_string(), described(&seen, label, cpu));
             best.winners.push((series, seen.who(RESERVED)));
             if per_s > best.per_s {
                 best.per_s = per_s;
@@ -116,10 +117,10 @@ impl Target<'_> {
     }
 }
 
-fn described(seen: &Seen, cpu: Duration) -> Value {
-    let latencies = load::latencies(seen.of(RESERVED));
+fn described(seen: &Seen, label: &str, cpu: Duration) -> Value {
+    let latencies = load::latencies(seen.of(label));
     json!({
-        "per_s": seen.rate(RESERVED),
+        "per_s": seen.rate(label),
         "p50_ms": quantile_us(&latencies, 0.5) / 1_000.0,
         "p99_ms": quantile_us(&latencies, 0.99) / 1_000.0,
         "server_cores": cpu.as_secs_f64() / seen.lasted.as_secs_f64(),

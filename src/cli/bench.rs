@@ -21,38 +21,56 @@ use crate::{
 /// What to measure; `cli` has the help of it all.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    SoldOut(SoldOut),
-    Overload(Overload),
-    Peers(Peers),
+    /// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit
+    /// that came back is sold again.
+    SoldOut(Stormy),
+    /// More buyers than the server can serve: how many of them it serves, what the others hear, and
+    /// how soon all is well again.
+    Overload(Plain),
+    /// What others do in place of this, over the same stores: an SQL row lock, a distributed lock, a
+    /// naive script. How fast each is, and what each loses when it is killed.
+    Peers(Plain),
+    /// A durable win against what it is made of: a call that does nothing, a script, an INSERT.
+    Steady(Plain),
+    /// Wins over ReserveStream, against one call each.
+    Streams(Plain),
+    /// The outbox by itself: rows into it, and out of it into orders, against plain INSERTs.
+    Drain(Plain),
+    /// Thousands of streams of stock: what an update costs, what buyers notice, what a stream keeps.
+    Watch(Plain),
+    /// The Redis is 5 ms away: how much is won all the same.
+    FarRedis(Plain),
+    /// 200,000 buyers within a second, for 10,000 units.
+    Burst(Plain),
+    /// Buyers who ask four times, and get one unit.
+    Duplicates(Plain),
+    /// Winners who give back what they have.
+    Releases(Plain),
+    /// 10,000 offers, some wanted more than others.
+    ManyOffers(Plain),
+    /// A whole sale: most come too late, some ask twice, some give back, others watch.
+    Soak(Stormy),
+    /// Each trick left out: what is it worth?
+    Ablations(Plain),
     #[command(hide = true)]
     Noop(Noop),
     #[command(hide = true)]
     Peer(Peer),
 }
 
-/// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit that
-/// came back is sold again.
+/// A scenario with a rate.
 #[derive(Debug, Args)]
-pub struct SoldOut {
+pub struct Stormy {
     #[command(flatten)]
     options: Options,
-    /// Calls a second in the storm [without it: half of what the noop answers].
+    /// Calls a second in the storm [without it: half of what the noop answers; soak: 5,000].
     #[arg(long, value_name = "PER_S", value_parser = clap::value_parser!(u32).range(100..=400_000))]
     rate: Option<u32>,
 }
 
-/// More buyers than the server can serve: how many of them it serves, what the others hear, and how
-/// soon all is well again.
+/// A scenario without options of its own.
 #[derive(Debug, Args)]
-pub struct Overload {
-    #[command(flatten)]
-    options: Options,
-}
-
-/// What others do in place of this, over the same stores: an SQL row lock, a distributed lock, a naive
-/// script. How fast each is, and what each loses when it is killed.
-#[derive(Debug, Args)]
-pub struct Peers {
+pub struct Plain {
     #[command(flatten)]
     options: Options,
 }
@@ -120,9 +138,20 @@ enum PaceName {
 impl Bench {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let (scenario, options, rate) = match self {
-            Self::SoldOut(SoldOut { options, rate }) => (Scenario::SoldOut, options, rate),
-            Self::Overload(Overload { options }) => (Scenario::Overload, options, None),
-            Self::Peers(Peers { options }) => (Scenario::Peers, options, None),
+            Self::SoldOut(Stormy { options, rate }) => (Scenario::SoldOut, options, rate),
+            Self::Soak(Stormy { options, rate }) => (Scenario::Soak, options, rate),
+            Self::Overload(Plain { options }) => (Scenario::Overload, options, None),
+            Self::Peers(Plain { options }) => (Scenario::Peers, options, None),
+            Self::Steady(Plain { options }) => (Scenario::Steady, options, None),
+            Self::Streams(Plain { options }) => (Scenario::Streams, options, None),
+            Self::Drain(Plain { options }) => (Scenario::Drain, options, None),
+            Self::Watch(Plain { options }) => (Scenario::Watch, options, None),
+            Self::FarRedis(Plain { options }) => (Scenario::FarRedis, options, None),
+            Self::Burst(Plain { options }) => (Scenario::Burst, options, None),
+            Self::Duplicates(Plain { options }) => (Scenario::Duplicates, options, None),
+            Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
+            Self::ManyOffers(Plain { options }) => (Scenario::ManyOffers, options, None),
+            Self::Ablations(Plain { options }) => (Scenario::Ablations, options, None),
             Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };

@@ -1,0 +1,126 @@
+//! `ablations`: each trick left out, as far as settings or the load can do that: what is it worth?
+
+use serde_json::json;
+
+use super::{
+    Error, Plan,
+    bed::{Bed, Sale, Told},
+    load::{
+        RESERVED, SOLD_OUT,
+        streams::{self, Streams},
+    },
+    per_call_us,
+    report::{Figure, Run},
+    wins::UNITS,
+};
+use crate::server::redis_settings;
+
+const IN_FLIGHT: [usize; 2] = [256, 1_024];
+/// Units that are gone before the refusals are counted.
+const FEW: u32 = 100;
+
+pub(super) const FIGURES: &[Figure] = &[
+    Figure::plain("batching_gain", "× without", "Wins a second, against one call in flight."),
+    Figure::plain("filter_gain", "× without", "Refusals a second, against asking the engine each."),
+    Figure::plain("filter_cpu_gain", "× without", "Server CPU per refusal without it, over with."),
+    Figure::plain("streams_gain", "× without", "Wins a second on streams, against unary calls."),
+    Figure::plain("connections_gain", "× without", "Against one connection to Redis."),
+    Figure::plain("poller_batch_gain", "× without", "Orders in batches, against one by one."),
+    Figure::plain("wins_per_s", "1/s", "Wins a second with everything."),
+    Figure::plain("one_in_flight_per_s", "1/s", "With one call in flight: every batch is one."),
+    Figure::plain("one_connection_per_s", "1/s", "With one connection to Redis."),
+    Figure::plain("one_by_one_per_s", "1/s", "Wins a second while orders are made one by one."),
+    Figure::plain("refusals_per_s", "1/s", "Refusals a second with everything."),
+    Figure::plain("unfiltered_refusals_per_s", "1/s", "When the engine is asked each time."),
+    Figure::plain("stream_wins_per_s", "1/s", "Wins a second on streams."),
+];
+
+pub(super) async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
+    super::repeated(plan, tell, one).await
+}
+
+async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
+    tell("everything");
+    let all = wins(plan, run, Sale::of(UNITS), "with everything").await?;
+    run.set("wins_per_s", all);
+
+    tell("one call in flight");
+    let bed = Bed::open(plan, UNITS).await?;
+    let mut told = Told::default();
+    told.note(&bed.target(0).closed("w", 1, plan.warm_up()).await?);
+    let seen = bed.target(0).closed("o", 1, plan.lasts).await?;
+    told.note(&seen);
+    let alone = seen.rate(RESERVED);
+    run.set("one_in_flight_per_s", alone);
+    run.set("batching_gain", all / alone);
+
+    tell("streams");
+    let load = Streams {
+        addr: bed.servers[0].grpc,
+        offer: bed.offer.clone(),
+        series: "s".to_owned(),
+        streams: 16,
+        in_flight: 64,
+        lasts: plan.lasts,
+    };
+    let answered = streams::run(load).await?;
+    told.wins += answered.wins();
+    told.unknown += answered.unknown();
+    run.set("stream_wins_per_s", answered.per_s());
+    run.set("streams_gain", answered.per_s() / all);
+    run.broken.extend(bed.close(told).await?);
+
+    tell("orders one by one");
+    let sale = Sale::of(UNITS).with("SECKILL__OUTBOX__BATCH", "1");
+    let one_by_one = wins(plan, run, sale, "orders one by one").await?;
+    run.set("one_by_one_per_s", one_by_one);
+    run.set("poller_batch_gain", all / one_by_one);
+
+    if redis_settings(&plan.settings.engine).is_some() {
+        tell("one connection to Redis");
+        let sale = Sale::of(UNITS).with("SECKILL__ENGINE__CONNECTIONS", "1");
+        let single = wins(plan, run, sale, "one connection").await?;
+        run.set("one_connection_per_s", single);
+        run.set("connections_gain", all / single);
+    }
+
+    tell("refusals");
+    let (with, with_cpu) = refusals(plan, run, Sale::of(FEW), "refusals").await?;
+    tell("refusals by the engine");
+    let sale = Sale::of(FEW).with("SECKILL__RESERVE__BELIEVE_SOLD_OUT_MS", "0");
+    let (without, without_cpu) = refusals(plan, run, sale, "refusals by the engine").await?;
+    run.set("refusals_per_s", with);
+    run.set("unfiltered_refusals_per_s", without);
+    run.set("filter_gain", with / without);
+    run.set("filter_cpu_gain", without_cpu / with_cpu);
+    Ok(())
+}
+
+/// Wins a second of a server with these settings.
+async fn wins(plan: &Plan, run: &mut Run, sale: Sale, name: &str) -> Result<f64, Error> {
+    let bed = Bed::of(plan, sale).await?;
+    let mut told = Told::default();
+    told.note(&bed.target(0).closed("w", 256, plan.warm_up()).await?);
+    let in_flight = if plan.quick { &IN_FLIGHT[..1] } else { &IN_FLIGHT[..] };
+    let best = bed.best("b", in_flight, plan.lasts).await?;
+    told += best.told;
+    run.detail(name, json!(best.by_in_flight));
+    run.broken.extend(bed.close(told).await?);
+    Ok(best.per_s)
+}
+
+/// Refusals a second of a server with these settings, and what each costs.
+async fn refusals(plan: &Plan, run: &mut Run, sale: Sale, name: &str) -> Result<(f64, f64), Error> {
+    let bed = Bed::of(plan, sale).await?;
+    let mut told = Told::default();
+    told.note(&bed.target(0).closed("w", 64, plan.warm_up()).await?);
+    bed.drain().await?;
+    let cpu = bed.servers[0].cpu()?;
+    let seen = bed.target(0).closed("r", 256, plan.lasts).await?;
+    let cpu = bed.servers[0].cpu()?.saturating_sub(cpu);
+    told.note(&seen);
+    run.detail(name, json!(seen.counts()));
+    let measured = (seen.rate(SOLD_OUT), per_call_us(cpu, seen.count(SOLD_OUT)));
+    run.broken.extend(bed.close(told).await?);
+    Ok(measured)
+}
