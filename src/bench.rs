@@ -20,6 +20,8 @@ pub mod burst;
 pub mod drain;
 pub mod duplicates;
 pub mod far_redis;
+pub mod goals;
+pub mod html;
 pub mod load;
 pub mod machine;
 pub mod many_offers;
@@ -83,7 +85,7 @@ pub enum Error {
 }
 
 /// What to measure, and on what.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Plan {
     pub scenario: Scenario,
     /// A few seconds, for CI; the figures are rough.

@@ -110,7 +110,7 @@ impl Alone {
         let mut command = Command::new("redis-benchmark");
         command.args(["-u", url, "-q", "--csv"]);
         command.args(["-c", &CLIENTS.to_string(), "-n", &calls.to_string()]);
-        command.args(["-r", "1000000000000", "EVALSHA", &hash, &self.keys.len().to_string()]);
+        command.args(["-r", "1000000000", "EVALSHA", &hash, &self.keys.len().to_string()]);
         command.args(self.keys.iter());
         command.args([&server, "1", "1", &TimeMs::now().0.to_string(), "0", "1000"]);
         command.args(["raw-__rand_int__", "raw-__rand_int__-__rand_int__", "1"]);

@@ -1,6 +1,10 @@
 //! `seckill bench`: measures a server of its own, and says what was reached.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -8,9 +12,11 @@ use serde_json::{Map, Value, json};
 use super::{Context, Exit, failure::Failure, output::list_table, serve, span};
 use crate::{
     bench::{
-        self, Plan, Scenario, noop,
+        self, Plan, Scenario,
+        goals::Goals,
+        noop,
         peer::{self, Kind},
-        report::Report,
+        report::{Report, Row},
         schedule::Pace,
     },
     config::{Flag, Level, Loaded, LogSettings},
@@ -52,6 +58,9 @@ pub enum Bench {
     Soak(Stormy),
     /// Each trick left out: what is it worth?
     Ablations(Plain),
+    /// Every goal of the documentation: 20 minutes, one table, and whether each is met.
+    Goals(Plain),
+    Report(Written),
     #[command(hide = true)]
     Noop(Noop),
     #[command(hide = true)]
@@ -73,6 +82,17 @@ pub struct Stormy {
 pub struct Plain {
     #[command(flatten)]
     options: Options,
+}
+
+/// Makes a page of what earlier runs wrote.
+#[derive(Debug, Args)]
+pub struct Written {
+    /// The files that were written by --json.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The page to write.
+    #[arg(long, value_name = "FILE")]
+    html: PathBuf,
 }
 
 /// A server with another algorithm behind Reserve.
@@ -111,6 +131,9 @@ struct Options {
     /// Writes everything into this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Writes a page with charts into this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// How calls of the open loop follow each other.
     #[arg(long, value_enum, default_value_t = PaceName::Poisson)]
     pace: PaceName,
@@ -152,6 +175,8 @@ impl Bench {
             Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
             Self::ManyOffers(Plain { options }) => (Scenario::ManyOffers, options, None),
             Self::Ablations(Plain { options }) => (Scenario::Ablations, options, None),
+            Self::Goals(Plain { options }) => return goals(&options, context).await,
+            Self::Report(Written { files, html }) => return write_page(&files, &html),
             Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };
@@ -165,12 +190,7 @@ impl Bench {
                 return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
             }
         };
-        if let Some(path) = &options.json {
-            let text = serde_json::to_string_pretty(&report)
-                .map_err(|error| Failure::Internal(error.to_string()))?;
-            fs::write(path, text + "\n")
-                .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-        }
+        write(&options, &json!(report))?;
         if printer.is_json() {
             printer.answer(&json!(report));
         } else {
@@ -178,6 +198,66 @@ impl Bench {
         }
         Ok(Exit::of(report.broken.is_empty()))
     }
+}
+
+/// Every goal, one after the other.
+async fn goals(options: &Options, context: &Context) -> Result<Exit, Failure> {
+    let mut plan = plan(Scenario::SoldOut, options, None, context)?;
+    if !options.quick {
+        // So that all of it takes less than 20 minutes.
+        plan.repeats = options.repeats.map_or(3, usize::from);
+        plan.lasts = options.lasts.unwrap_or(Duration::from_secs(2));
+    }
+    let printer = context.printer;
+    let tell = |text: &str| printer.note(text);
+    let goals = tokio::select! {
+        goals = bench::goals::run(&plan, &tell) => goals,
+        // The servers go with what started them.
+        () = serve::stop_signal() => {
+            return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
+        }
+    };
+    let answer = json!(goals);
+    write(options, &answer)?;
+    if printer.is_json() {
+        printer.answer(&answer);
+    } else {
+        printer.data(&shown_goals(&goals));
+    }
+    Ok(Exit::of(goals.is_whole()))
+}
+
+/// Writes the files that were asked for.
+fn write(options: &Options, answer: &Value) -> Result<(), Failure> {
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(answer)
+            .map_err(|error| Failure::Internal(error.to_string()))?;
+        write_file(path, text + "\n")?;
+    }
+    if let Some(path) = &options.html {
+        write_file(path, bench::html::page(std::slice::from_ref(answer)))?;
+    }
+    Ok(())
+}
+
+fn write_page(files: &[PathBuf], html: &Path) -> Result<Exit, Failure> {
+    let mut reports = Vec::new();
+    for path in files {
+        let wrong = |why: String| Failure::Usage(format!("{}: {why}", path.display()));
+        let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+        let report: Value =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if report["scenario"].is_null() && report["goals"].is_null() {
+            return Err(wrong("this is no report of a bench".to_owned()));
+        }
+        reports.push(report);
+    }
+    write_file(html, bench::html::page(&reports))?;
+    Ok(Exit::Ok)
+}
+
+fn write_file(path: &Path, text: String) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
 }
 
 fn plan(
@@ -252,21 +332,7 @@ fn shown(report: &Report) -> String {
         machine.engine,
         machine.database,
     );
-    let rows: Vec<Value> = report
-        .figures
-        .iter()
-        .map(|row| {
-            json!({
-                "figure": row.figure,
-                "median": rounded(row.median),
-                "min": rounded(row.min),
-                "max": rounded(row.max),
-                "unit": row.unit,
-                "goal": row.goal.clone().unwrap_or_default(),
-                "met": row.met.map(|met| if met { "met" } else { "MISSED" }).unwrap_or_default(),
-            })
-        })
-        .collect();
+    let rows: Vec<Value> = report.figures.iter().map(shown_row).collect();
     text.push_str(&list_table(&rows));
     text.push('\n');
     for note in &report.notes {
@@ -274,6 +340,45 @@ fn shown(report: &Report) -> String {
     }
     for sentence in &report.broken {
         text.push_str(&format!("\nBROKEN: {sentence}"));
+    }
+    text
+}
+
+fn shown_row(row: &Row) -> Value {
+    json!({
+        "figure": row.figure,
+        "median": rounded(row.median),
+        "min": rounded(row.min),
+        "max": rounded(row.max),
+        "unit": row.unit,
+        "goal": row.goal.clone().unwrap_or_default(),
+        "met": row.met.map(|met| if met { "met" } else { "MISSED" }).unwrap_or_default(),
+    })
+}
+
+/// The goals, and what is missing among them.
+fn shown_goals(goals: &Goals) -> String {
+    let rows: Vec<Value> = goals.goals.iter().map(|reached| shown_row(&reached.row)).collect();
+    let met = goals.goals.iter().filter(|reached| reached.row.met == Some(true)).count();
+    let mut text = list_table(&rows);
+    text.push_str(&format!(
+        "\n\n{met} of {} figures meet their goals, in {:.0} s",
+        rows.len(),
+        goals.seconds
+    ));
+    if !goals.not_measured.is_empty() {
+        text.push_str(&format!("\nnot measured: {}", goals.not_measured.join(", ")));
+    }
+    for report in &goals.reports {
+        for note in &report.notes {
+            text.push_str(&format!("\nnote: {}: {note}", report.scenario));
+        }
+        for sentence in &report.broken {
+            text.push_str(&format!("\nBROKEN: {}: {sentence}", report.scenario));
+        }
+    }
+    for failure in &goals.failures {
+        text.push_str(&format!("\nFAILED: {failure}"));
     }
     text
 }
