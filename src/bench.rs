@@ -8,11 +8,14 @@
 //! and orders are compared with each other and with what the buyers were told; a run whose books do
 //! not agree has no figures. The generator says when it was the limit itself.
 //!
-//! - [`schedule`]: when calls are sent; [`load`]: who sends them.
-//! - [`process`]: servers as processes; [`noop`]: the one that does nothing; [`bed`]: a server with a
-//!   sale on it.
-//! - [`sold_out`], [`overload`]: the scenarios.
-//! - [`report`]: figures and goals; [`machine`]: what they were measured on.
+//! - [`schedule`]: when calls are sent; [`load`]: who sends them; `wins` looks for the most.
+//! - [`process`]: servers as processes; [`noop`]: the one that does nothing; [`peer`]: those that do it
+//!   another way; [`bed`]: a server with a sale on it; `oracle`: whether the books agree.
+//! - `script`, `raw`: the engine and the database by themselves; `proxy`: a slow wire.
+//! - Scenarios with goals: [`sold_out`], [`steady`], [`drain`], [`streams`], [`peers`], [`far_redis`],
+//!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`burst`], [`duplicates`],
+//!   [`releases`], [`many_offers`], [`soak`], [`ablations`].
+//! - [`report`]: figures and goals; [`html`]: a page of them; [`machine`]: what they were measured on.
 
 pub mod ablations;
 pub mod bed;
@@ -27,6 +30,7 @@ pub mod machine;
 pub mod many_offers;
 pub mod noop;
 mod only_reserve;
+mod oracle;
 pub mod overload;
 pub mod peer;
 pub mod peers;
@@ -127,6 +131,24 @@ pub enum Scenario {
     Soak,
     Ablations,
 }
+
+#[cfg(test)]
+const ALL_SCENARIOS: [Scenario; 14] = [
+    Scenario::SoldOut,
+    Scenario::Overload,
+    Scenario::Peers,
+    Scenario::Steady,
+    Scenario::Streams,
+    Scenario::Drain,
+    Scenario::Watch,
+    Scenario::FarRedis,
+    Scenario::Burst,
+    Scenario::Duplicates,
+    Scenario::Releases,
+    Scenario::ManyOffers,
+    Scenario::Soak,
+    Scenario::Ablations,
+];
 
 impl Scenario {
     #[must_use]
@@ -349,6 +371,12 @@ fn nowhere() -> OfferKey {
 }
 
 impl Plan {
+    /// What is tried out to find the best: in a hurry, one that is good enough.
+    fn levels<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+        let middle = all.len() / 2;
+        if self.quick { &all[middle..=middle] } else { all }
+    }
+
     fn warm_up(&self) -> Duration {
         self.lasts.min(Duration::from_secs(1))
     }

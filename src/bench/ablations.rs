@@ -4,11 +4,12 @@ use serde_json::json;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Sale, Told},
+    bed::{Bed, Sale},
     load::{
         RESERVED, SOLD_OUT,
         streams::{self, Streams},
     },
+    oracle::Told,
     per_call_us,
     report::{Figure, Run},
     wins::UNITS,
@@ -101,8 +102,7 @@ async fn wins(plan: &Plan, run: &mut Run, sale: Sale, name: &str) -> Result<f64,
     let bed = Bed::of(plan, sale).await?;
     let mut told = Told::default();
     told.note(&bed.target(0).closed("w", 256, plan.warm_up()).await?);
-    let in_flight = if plan.quick { &IN_FLIGHT[..1] } else { &IN_FLIGHT[..] };
-    let best = bed.best("b", in_flight, plan.lasts).await?;
+    let best = bed.best("b", plan.levels(&IN_FLIGHT), plan.lasts).await?;
     told += best.told;
     run.detail(name, json!(best.by_in_flight));
     run.broken.extend(bed.close(told).await?);

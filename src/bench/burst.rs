@@ -9,8 +9,9 @@ use serde_json::json;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::{self, Arrivals, Load, OVERLOADED, RESERVED, Requests, SOLD_OUT, Seen},
+    oracle::Told,
     quantile_us,
     report::{Bound, Figure, Run},
     schedule::{Schedule, Stretch},

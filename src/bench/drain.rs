@@ -12,8 +12,9 @@ use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::buyer,
+    oracle::Told,
     raw::Raw,
     report::{Bound, Figure, Run},
     wins::UNITS,

@@ -3,8 +3,9 @@
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::{self, Arrivals, Load, Method, OVERLOADED, REPLAYED, RESERVED, Requests, Seen},
+    oracle::Told,
     per_call_us, quantile_us,
     report::{Bound, Figure, Run},
     schedule::{Schedule, Stretch},

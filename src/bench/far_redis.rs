@@ -7,8 +7,9 @@ use url::Url;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Sale, Told},
+    bed::{Bed, Sale},
     load::{self, RESERVED},
+    oracle::Told,
     proxy::Proxy,
     quantile_us,
     report::{Bound, Figure, Run},
@@ -82,7 +83,7 @@ async fn measure(
     let idle = bed.target(0).open(plan, "i", IDLE_PER_S, plan.warm_up()).await?;
     told.note(&idle);
     run.set(names.idle_p50_ms, quantile_us(&load::latencies(idle.of(RESERVED)), 0.5) / 1_000.0);
-    let best = bed.best("b", &IN_FLIGHT, plan.lasts).await?;
+    let best = bed.best("b", plan.levels(&IN_FLIGHT), plan.lasts).await?;
     told += best.told;
     run.set(names.per_s, best.per_s);
     run.detail(

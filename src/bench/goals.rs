@@ -69,27 +69,74 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Goals {
             Err(error) => failures.push(format!("{name}: {error}")),
         }
     }
-    let mut goals = reached(&reports);
-    goals.sort_by_key(|reached| number(&reached.number));
-    let not_measured = (1..=LAST)
-        .filter(|number| goals.iter().all(|reached| reached.number != format!("G{number}")))
-        .map(|number| format!("G{number}"))
-        .collect();
+    let goals = reached(&reports);
+    let not_measured = not_measured(&goals);
     Goals { seconds: begun.elapsed().as_secs_f64(), goals, not_measured, reports, failures }
 }
 
-/// The rows that have a goal with a number.
+/// The rows that have a goal with a number, by that.
 fn reached(reports: &[Report]) -> Vec<Reached> {
-    let rows = reports.iter().flat_map(|report| {
-        report.figures.iter().filter_map(|row| {
-            let goal = row.goal.as_deref()?.split(' ').next()?;
-            number(goal)?;
-            Some(Reached { number: goal.to_owned(), scenario: report.scenario, row: row.clone() })
-        })
-    });
-    rows.collect()
+    let mut found = Vec::new();
+    for report in reports {
+        for row in &report.figures {
+            let goal = row.goal.as_deref().and_then(|goal| goal.split(' ').next());
+            if let Some(goal) = goal.filter(|goal| number(goal).is_some()) {
+                let (number, scenario) = (goal.to_owned(), report.scenario);
+                found.push(Reached { number, scenario, row: row.clone() });
+            }
+        }
+    }
+    found.sort_by_key(|reached| number(&reached.number));
+    found
+}
+
+fn not_measured(goals: &[Reached]) -> Vec<String> {
+    let names = (1..=LAST).map(|number| format!("G{number}"));
+    names.filter(|name| goals.iter().all(|reached| reached.number != *name)).collect()
 }
 
 fn number(goal: &str) -> Option<u32> {
     goal.strip_prefix('G')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{ALL_SCENARIOS, report::Bound};
+
+    #[test]
+    fn every_goal_is_one_of_a_scenario_that_is_run_for_it() {
+        let mut numbers: Vec<u32> = Vec::new();
+        for scenario in ALL_SCENARIOS {
+            for figure in scenario.figures() {
+                let goal = figure.goal.and_then(|goal| number(goal.id));
+                assert!(goal.is_none() || SCENARIOS.contains(&scenario), "{}", figure.name);
+                numbers.extend(goal);
+            }
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers, (1..=19).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_goal_without_a_figure_is_named() {
+        let row = |goal: &str| Row {
+            figure: "f",
+            median: 1.0,
+            min: 1.0,
+            max: 1.0,
+            unit: "",
+            goal: Some(format!("{goal} {}", Bound::AtMost(2.0))),
+            met: Some(true),
+            what: "",
+        };
+        let reached = |number: u32| Reached {
+            number: format!("G{number}"),
+            scenario: "s",
+            row: row(&format!("G{number}")),
+        };
+        let goals: Vec<Reached> = (1..=19).filter(|number| *number != 7).map(reached).collect();
+        assert_eq!(not_measured(&goals), ["G7"]);
+    }
 }

@@ -50,8 +50,7 @@ fn goals_table(report: &Value, goals: &[Value]) -> String {
     );
     text.push_str(&table(goals, true));
     for (title, key) in [("Not measured", "not_measured"), ("Did not run to the end", "failures")] {
-        let list: Vec<String> =
-            report[key].as_array().into_iter().flatten().map(escaped).collect();
+        let list: Vec<String> = report[key].as_array().into_iter().flatten().map(escaped).collect();
         if !list.is_empty() {
             text.push_str(&format!("<p><b>{title}:</b> {}</p>\n", list.join("; ")));
         }

@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Sale, Told},
+    bed::{Bed, Sale},
     load::{self, Arrivals, Load, Method, RESERVED, Requests, Seen},
+    oracle::Told,
     per_call_us, quantile_us,
     report::{Figure, Run},
     schedule::{Schedule, Stretch},
@@ -41,13 +42,13 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     told.note(&bed.target(0).closed("w", 256, plan.warm_up()).await?);
 
     tell("one hot offer");
-    let single = bed.best("a", &IN_FLIGHT, plan.lasts / 2).await?;
+    let single = bed.best("a", plan.levels(&IN_FLIGHT), plan.lasts / 2).await?;
     told += single.told;
     run.set("one_offer_per_s", single.per_s);
 
     let zipf = Zipf::over(offers);
     let (mut best, mut found, mut sold) = (0.0, serde_json::Map::new(), vec![false; offers]);
-    for in_flight in IN_FLIGHT {
+    for &in_flight in plan.levels(&IN_FLIGHT) {
         bed.drain().await?;
         tell(&format!("all of them, {in_flight} calls in flight"));
         let series = format!("c{in_flight:05}");

@@ -4,36 +4,35 @@
 //! ask twice, and killed in the middle of a load; the order rows are held against what the buyers
 //! were told.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
-use uuid::Uuid;
+use tokio::time::sleep;
+
+mod bed;
 
 use super::{
     Error, Plan,
-    bed::{self, Bed, Sale, Told},
-    load::{self, Arrivals, Load, Method, RESERVED, Requests, Seen, buyer},
-    peer::{Kind, stock::Stock, tables},
-    process::{Folder, Process},
+    bed::{Bed, Sale},
+    load::{self, Arrivals, Load, Method, RESERVED, Requests, Seen},
+    oracle::{self, Told},
+    peer::Kind,
+    process::Process,
     report::{Bound, Figure, Run},
     wins::{Best, CONNECTIONS, Target, UNITS},
 };
 use crate::{
-    config::SecretUrl,
     database::Database,
-    domain::{ActivityId, OfferKey, SkuId},
+    domain::OfferKey,
     server::{redis_settings, sql_settings},
 };
+use bed::{PeerBed, Tally};
 
 /// Calls in flight; each gets the number that suits it.
 const IN_FLIGHT: [usize; 4] = [16, 64, 256, 1_024];
 const SELLING_OUT: u32 = 1_000;
 /// How many calls are in flight when units run out, and when a server is killed.
 const AT_ONCE: usize = 256;
-const SETTLE_LIMIT: Duration = Duration::from_secs(120);
-const POLL: Duration = Duration::from_millis(20);
 
 pub(super) const FIGURES: &[Figure] = &[
     Figure::plain("over_row_lock", "× peer", "Wins a second against the SQL row lock.")
@@ -131,7 +130,7 @@ async fn this_server(
     let mut bed = Bed::of(plan, Sale::of(UNITS)).await?;
     let mut told = Told::default();
     told.note(&bed.target(0).closed("warm", AT_ONCE, plan.warm_up()).await?);
-    let best = bed.best("b", &IN_FLIGHT, plan.lasts).await?;
+    let best = bed.best("b", plan.levels(&IN_FLIGHT), plan.lasts).await?;
     told += best.told;
     run.set("wins_per_s", best.per_s);
     note_best(run, "this-server", &best);
@@ -143,7 +142,7 @@ async fn this_server(
     bed.add_server(plan).await?;
     bed.drain().await?;
     let database = open_database(&bed.settings.database).await?;
-    let buyers = bed::buyers_with_orders(&database, bed.activity_id()).await.map_err(sql)?;
+    let buyers = oracle::buyers_with_orders(&database, bed.activity_id()).await.map_err(sql)?;
     close(&database).await?;
     let tally = Tally::of(&seen, "k", &buyers);
     run.set("lost_orders", tally.lost_orders as f64);
@@ -172,7 +171,7 @@ async fn peer(
     let target = Target { server: &bed.server, engine_id: None, offer: &bed.offer };
     target.closed("warm", AT_ONCE, plan.warm_up()).await?;
     let settle = async || bed.settle().await;
-    let best = target.best(RESERVED, "b", &IN_FLIGHT, plan.lasts, settle).await?;
+    let best = target.best(RESERVED, "b", plan.levels(&IN_FLIGHT), plan.lasts, settle).await?;
     run.set(names.per_s, best.per_s);
     note_best(run, kind.name(), &best);
     bed.close().await?;
@@ -243,153 +242,6 @@ async fn sell_out(addr: std::net::SocketAddr, offer: &OfferKey) -> Result<Seen, 
     let lasts = Duration::from_secs(60);
     let arrivals = Arrivals::Closed { in_flight: AT_ONCE, lasts };
     load::run(Load { connections: CONNECTIONS, ..Load::new(addr, requests, arrivals) }).await
-}
-
-/// What the order rows say against what the buyers were told.
-#[derive(Debug, Default, Serialize)]
-struct Tally {
-    orders: usize,
-    /// Winners who have no order.
-    lost_orders: usize,
-    /// Orders beyond the first of a buyer.
-    doubled: usize,
-    /// Orders beyond the units that there were.
-    oversold: i64,
-    /// Units that are neither for sale nor in an order.
-    lost_units: i64,
-    /// Calls that nobody answered.
-    unknown: u64,
-}
-
-impl Tally {
-    /// Of buyers of this series.
-    fn of(seen: &Seen, series: &str, buyers: &[String]) -> Self {
-        let have: HashSet<&str> = buyers.iter().map(String::as_str).collect();
-        let winners = seen.who(RESERVED);
-        let lost = |nth: &&usize| !have.contains(buyer(series, **nth).as_str());
-        Self {
-            orders: buyers.len(),
-            lost_orders: winners.iter().filter(lost).count(),
-            doubled: tables::doubled(buyers),
-            unknown: seen.unknown(),
-            ..Self::default()
-        }
-    }
-}
-
-/// A peer with an offer for sale.
-struct PeerBed {
-    kind: Kind,
-    server: Process,
-    offer: OfferKey,
-    database: Database,
-    stock: Option<Stock>,
-    url: SecretUrl,
-    folder: Folder,
-}
-
-impl PeerBed {
-    async fn open(plan: &Plan, kind: Kind, total: u32) -> Result<Self, Error> {
-        let folder = Folder::inside(&plan.folder)?;
-        let mut settings = plan.settings.database.clone();
-        if plan.own_database {
-            let file = folder.path().join("peer.db");
-            settings.url = SecretUrl::new(format!("sqlite://{}", file.display()));
-        }
-        let url = settings.url.clone();
-        let named = |_| Error::Internal("a name of the bench".to_owned());
-        let id = format!("bench-{}", Uuid::now_v7().simple());
-        let offer = OfferKey {
-            activity_id: ActivityId::new(&id).map_err(named)?,
-            sku_id: SkuId::new(bed::SKU).map_err(named)?,
-        };
-        let database = open_database(&settings).await?;
-        tables::open(&database, &offer, total).await.map_err(sql)?;
-        let stock = match redis_settings(&plan.settings.engine).filter(|_| kind.needs_redis()) {
-            Some(redis) => {
-                let stock = Stock::open(&redis.url, &offer, 2).await?;
-                stock.fill(total).await?;
-                Some(stock)
-            }
-            None => None,
-        };
-        let server = start(plan, kind, &offer, &url, &folder).await?;
-        Ok(Self { kind, server, offer, database, stock, url, folder })
-    }
-
-    async fn load_and_kill(self, plan: &Plan) -> Result<(Seen, Self), Error> {
-        let Self { kind, server, offer, database, stock, url, folder } = self;
-        let seen = load_and_kill(plan, server, &offer).await?;
-        let server = start(plan, kind, &offer, &url, &folder).await?;
-        Ok((seen, Self { kind, server, offer, database, stock, url, folder }))
-    }
-
-    /// Waits until no order is queued, and those in hand are written.
-    async fn settle(&self) -> Result<(), Error> {
-        let deadline = Instant::now() + SETTLE_LIMIT;
-        let mut before = None;
-        loop {
-            let queued = match &self.stock {
-                Some(stock) => stock.levels().await?.1,
-                None => 0,
-            };
-            let orders = tables::count(&self.database, &self.offer).await.map_err(sql)?;
-            // What a consumer holds in its hand shows in neither.
-            if queued == 0 && before == Some(orders) {
-                return Ok(());
-            }
-            before = Some(orders);
-            if Instant::now() > deadline {
-                return Err(Error::Unavailable(format!("{queued} orders are still queued")));
-            }
-            sleep(POLL * 5).await;
-        }
-    }
-
-    async fn tally(&self, seen: &Seen, series: &str, total: u32) -> Result<Tally, Error> {
-        let buyers = tables::buyers(&self.database, &self.offer).await.map_err(sql)?;
-        let left = match &self.stock {
-            Some(stock) => stock.levels().await?.0,
-            None => tables::remaining(&self.database, &self.offer).await.map_err(sql)?,
-        };
-        let orders = i64::try_from(buyers.len()).unwrap_or(i64::MAX);
-        let balance = i64::from(total) - left - orders;
-        Ok(Tally {
-            oversold: (orders - i64::from(total)).max(0),
-            lost_units: balance.max(0),
-            ..Tally::of(seen, series, &buyers)
-        })
-    }
-
-    async fn close(self) -> Result<(), Error> {
-        self.server.stop().await?;
-        if let Some(stock) = &self.stock {
-            stock.remove().await?;
-        }
-        tables::drop_all(&self.database).await.map_err(sql)?;
-        close(&self.database).await
-    }
-}
-
-async fn start(
-    plan: &Plan,
-    kind: Kind,
-    offer: &OfferKey,
-    database: &SecretUrl,
-    folder: &Folder,
-) -> Result<Process, Error> {
-    let variables = [
-        ("SECKILL__GRPC__ADDR", "127.0.0.1:0"),
-        ("SECKILL__ENGINE__URL", plan.settings.engine.url.expose()),
-        ("SECKILL__DATABASE__URL", database.expose()),
-    ];
-    let config = plan.config.as_deref().map(|path| path.to_string_lossy().into_owned());
-    let mut args = vec!["bench", "peer", kind.name()];
-    args.extend([offer.activity_id.as_str(), offer.sku_id.as_str()]);
-    if let Some(config) = &config {
-        args.extend(["--config", config]);
-    }
-    Process::start(&args, &variables, folder.path()).await
 }
 
 async fn open_database(settings: &crate::config::DatabaseSettings) -> Result<Database, Error> {

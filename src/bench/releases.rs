@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::{self, Arrivals, Load, RESERVED, Requests, Seen},
+    oracle::Told,
     per_call_us, quantile_us,
     report::{Bound, Figure, Run},
     schedule::{Schedule, Stretch},

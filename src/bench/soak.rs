@@ -8,11 +8,12 @@ use tokio::sync::mpsc;
 
 use super::{
     Error, Plan,
-    bed::{self, Bed, Told, call},
+    bed::{self, Bed, call},
     load::{
         self, Arrivals, Load, Method, RESERVED, Requests, SOLD_OUT, Win,
         watchers::{Watch, Watchers},
     },
+    oracle::Told,
     quantile_us,
     report::{Figure, Run},
     schedule::{Schedule, Stretch},

@@ -4,9 +4,11 @@ use serde_json::json;
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::{self, RESERVED, SOLD_OUT},
-    median, nowhere, per_call_us,
+    median, nowhere,
+    oracle::Told,
+    per_call_us,
     process::Folder,
     quantile_us,
     raw::Raw,
@@ -69,7 +71,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     target.open(plan, "i", IDLE_PER_S, plan.warm_up()).await?;
     let idle = target.open(plan, "n", IDLE_PER_S, plan.lasts).await?;
     let nothing = async || Ok(());
-    let most = target.best(SOLD_OUT, "m", &IN_FLIGHT, plan.lasts / 2, nothing).await?;
+    let most = target.best(SOLD_OUT, "m", plan.levels(&IN_FLIGHT), plan.lasts / 2, nothing).await?;
     let cpu = noop.cpu()?;
     let seen = target.open(plan, "r", wins.per_s, plan.lasts).await?;
     let noop_cpu = per_call_us(noop.cpu()?.saturating_sub(cpu), seen.count(SOLD_OUT));
@@ -126,7 +128,7 @@ async fn wins(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Resul
     run.set("idle_p50_us", quantile_us(&load::latencies(idle.of(RESERVED)), 0.5));
 
     tell("saturation");
-    let best = bed.best("b", &IN_FLIGHT, plan.lasts).await?;
+    let best = bed.best("b", plan.levels(&IN_FLIGHT), plan.lasts).await?;
     told += best.told;
     run.set("wins_per_s", best.per_s);
     run.set("win_cpu_us", best.cpu_us);

@@ -2,8 +2,9 @@
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::streams::{self, Streams},
+    oracle::Told,
     report::{Bound, Figure, Run},
     wins::UNITS,
 };
@@ -30,7 +31,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     let bed = Bed::open(plan, UNITS).await?;
     let mut told = Told::default();
     told.note(&bed.target(0).closed("w", 256, plan.warm_up()).await?);
-    let unary = bed.best("u", &UNARY, plan.lasts).await?;
+    let unary = bed.best("u", plan.levels(&UNARY), plan.lasts).await?;
     told += unary.told;
     run.set("unary_wins_per_s", unary.per_s);
     run.set("unary_win_cpu_us", unary.cpu_us);
@@ -38,7 +39,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
 
     let mut best: f64 = 0.0;
     let mut found = serde_json::Map::new();
-    for (streams, in_flight) in STREAMS {
+    for &(streams, in_flight) in plan.levels(&STREAMS) {
         tell(&format!("{streams} streams with {in_flight} requests each"));
         let load = Streams {
             addr: bed.servers[0].grpc,

@@ -9,12 +9,14 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Error, Plan,
-    bed::{Bed, Told},
+    bed::Bed,
     load::{
         self, RESERVED, SOLD_OUT, Seen,
         watchers::{Watch, Watchers},
     },
-    nowhere, per_call_us,
+    nowhere,
+    oracle::Told,
+    per_call_us,
     process::Folder,
     quantile_us,
     report::{Bound, Figure, Run},

@@ -37,7 +37,7 @@ pub(super) struct Best {
     /// Of the server, and of the engine, per win.
     pub(super) cpu_us: f64,
     pub(super) engine_cpu_us: Option<f64>,
-    pub(super) told: super::bed::Told,
+    pub(super) told: super::oracle::Told,
     /// By the number of calls in flight.
     pub(super) by_in_flight: serde_json::Map<String, Value>,
     /// What limited the generator, if anything did.

@@ -9,20 +9,20 @@ use std::{
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use super::{Context, Exit, failure::Failure, output::list_table, serve, span};
+mod show;
+
+use super::{Context, Exit, failure::Failure, serve, span};
 use crate::{
     bench::{
-        self, Plan, Scenario,
-        goals::Goals,
-        noop,
+        self, Plan, Scenario, noop,
         peer::{self, Kind},
-        report::{Report, Row},
         schedule::Pace,
     },
     config::{Flag, Level, Loaded, LogSettings},
     domain::{ActivityId, OfferKey, SkuId},
     telemetry,
 };
+use show::{shown, shown_goals};
 
 /// What to measure; `cli` has the help of it all.
 #[derive(Debug, Subcommand)]
@@ -307,91 +307,6 @@ fn plan(
         folder: absolute(options.folder.clone().unwrap_or_else(std::env::temp_dir))?,
         named_settings,
     })
-}
-
-/// The table, and below it what a reader must know.
-fn shown(report: &Report) -> String {
-    let machine = &report.machine;
-    let mut text = format!(
-        "{}: {} run(s) in {:.0} s, seed {}, {}\n{}, {} core(s), {} MiB, Linux {}, load average {}, \
-         fsync {} µs\nseckill {} ({}, {}), engine {}, database {}\n\n",
-        report.scenario,
-        report.repeats,
-        report.seconds,
-        report.seed,
-        report.begin_time,
-        machine.processor,
-        machine.cores,
-        machine.memory_mib,
-        machine.kernel,
-        machine.load_average,
-        machine.fsync_us,
-        machine.seckill,
-        machine.commit,
-        machine.build,
-        machine.engine,
-        machine.database,
-    );
-    let rows: Vec<Value> = report.figures.iter().map(shown_row).collect();
-    text.push_str(&list_table(&rows));
-    text.push('\n');
-    for note in &report.notes {
-        text.push_str(&format!("\nnote: {note}"));
-    }
-    for sentence in &report.broken {
-        text.push_str(&format!("\nBROKEN: {sentence}"));
-    }
-    text
-}
-
-fn shown_row(row: &Row) -> Value {
-    json!({
-        "figure": row.figure,
-        "median": rounded(row.median),
-        "min": rounded(row.min),
-        "max": rounded(row.max),
-        "unit": row.unit,
-        "goal": row.goal.clone().unwrap_or_default(),
-        "met": row.met.map(|met| if met { "met" } else { "MISSED" }).unwrap_or_default(),
-    })
-}
-
-/// The goals, and what is missing among them.
-fn shown_goals(goals: &Goals) -> String {
-    let rows: Vec<Value> = goals.goals.iter().map(|reached| shown_row(&reached.row)).collect();
-    let met = goals.goals.iter().filter(|reached| reached.row.met == Some(true)).count();
-    let mut text = list_table(&rows);
-    text.push_str(&format!(
-        "\n\n{met} of {} figures meet their goals, in {:.0} s",
-        rows.len(),
-        goals.seconds
-    ));
-    if !goals.not_measured.is_empty() {
-        text.push_str(&format!("\nnot measured: {}", goals.not_measured.join(", ")));
-    }
-    for report in &goals.reports {
-        for note in &report.notes {
-            text.push_str(&format!("\nnote: {}: {note}", report.scenario));
-        }
-        for sentence in &report.broken {
-            text.push_str(&format!("\nBROKEN: {}: {sentence}", report.scenario));
-        }
-    }
-    for failure in &goals.failures {
-        text.push_str(&format!("\nFAILED: {failure}"));
-    }
-    text
-}
-
-/// Four digits are more than any of this is exact to.
-fn rounded(figure: f64) -> String {
-    match figure.abs() {
-        size if size >= 100.0 => format!("{figure:.0}"),
-        size if size >= 10.0 => format!("{figure:.1}"),
-        size if size >= 1.0 || size == 0.0 => format!("{figure:.2}"),
-        size if size >= 0.01 => format!("{figure:.3}"),
-        _ => format!("{figure:.5}"),
-    }
 }
 
 fn failure(error: bench::Error) -> Failure {
