@@ -90,14 +90,15 @@ pub async fn serve(
             return only_reserve::serve(settings, peer, ready, stop).await;
         }
         Kind::NaiveLua => {
-            let stock = open_stock(settings, &offer).await?;
+            let stock = open_stock(settings, &offer, CONNECTIONS).await?;
             let peer = NaiveLua { database, stock, offer };
             return only_reserve::serve(settings, peer, ready, stop).await;
         }
         Kind::DistributedLock => LOCK_WAIT,
         Kind::DistributedLockFailFast => Duration::ZERO,
     };
-    let stock = open_stock(settings, &offer).await?;
+    let connections = CONNECTIONS + distributed_lock::CONSUMERS;
+    let stock = open_stock(settings, &offer, connections).await?;
     let consumers = distributed_lock::Consumers::start(&stock, &database, &offer).await?;
     let peer = DistributedLock { stock, wait };
     only_reserve::serve(settings, peer, ready, stop).await?;
@@ -105,10 +106,14 @@ pub async fn serve(
     Ok(())
 }
 
-async fn open_stock(settings: &Settings, offer: &OfferKey) -> Result<Stock, Error> {
+async fn open_stock(
+    settings: &Settings,
+    offer: &OfferKey,
+    connections: u32,
+) -> Result<Stock, Error> {
     let redis = redis_settings(&settings.engine)
         .ok_or_else(|| Error::Usage("this peer needs a Redis: name one by --engine-url".into()))?;
-    Stock::open(&redis.url, offer, CONNECTIONS).await
+    Stock::open(&redis.url, offer, connections).await
 }
 
 fn away(error: &dyn std::fmt::Display) -> Error {

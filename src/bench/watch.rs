@@ -56,6 +56,22 @@ pub(super) async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec
 async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
     let streams = if plan.quick { QUICK_STREAMS } else { STREAMS };
     let bed = Bed::open(plan, UNITS).await?;
+    tell(&format!("{streams} idle streams"));
+    let watch = Watch {
+        addr: bed.servers[0].grpc,
+        offer: bed.offer.clone(),
+        streams,
+        stalled: streams / STALLED,
+    };
+    // Before anything else: what a server has had in use once, it may use again.
+    sleep(plan.warm_up()).await;
+    let memory = bed.servers[0].memory()?;
+    let watchers = Watchers::open(watch.clone()).await?;
+    sleep(plan.warm_up()).await;
+    let grown = bed.servers[0].memory()?.saturating_sub(memory);
+    run.set("stream_kib", grown as f64 / 1_024.0 / streams as f64);
+    watchers.close().await?;
+
     let mut told = Told::default();
     let mut buyers = async |series: &str| -> Result<(Seen, Duration), Error> {
         let cpu = bed.servers[0].cpu()?;
@@ -68,20 +84,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
     let (before, cpu_before) = buyers("a").await?;
     bed.drain().await?;
 
-    tell(&format!("{streams} idle streams"));
-    sleep(plan.warm_up()).await;
-    let memory = bed.servers[0].memory()?;
-    let watch = Watch {
-        addr: bed.servers[0].grpc,
-        offer: bed.offer.clone(),
-        streams,
-        stalled: streams / STALLED,
-    };
     let watchers = Watchers::open(watch).await?;
-    sleep(plan.warm_up()).await;
-    let grown = bed.servers[0].memory()?.saturating_sub(memory);
-    run.set("stream_kib", grown as f64 / 1_024.0 / streams as f64);
-
     tell(&format!("{streams} streams, {RATE} buyers a second"));
     let messages = watchers.messages();
     let (during, cpu_during) = buyers("b").await?;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Error, Plan, count,
-    load::{self, Arrivals, Load, RESERVED, Requests, Seen},
+    load::{self, Arrivals, Load, Requests, Seen},
     per_call_us,
     process::{Process, cpu_of},
     quantile_us,
@@ -42,8 +42,6 @@ pub(super) struct Best {
     pub(super) by_in_flight: serde_json::Map<String, Value>,
     /// What limited the generator, if anything did.
     pub(super) limit: Option<String>,
-    /// Who won, of which series.
-    pub(super) winners: Vec<(String, Vec<usize>)>,
 }
 
 impl Target<'_> {
@@ -96,7 +94,6 @@ impl Target<'_> {
             best.told.note(&seen);
             let (per_s, wins) = (seen.rate(label), seen.count(label));
             best.by_in_flight.insert(in_flight.to_string(), described(&seen, label, cpu));
-            best.winners.push((series, seen.who(RESERVED)));
             if per_s > best.per_s {
                 best.per_s = per_s;
                 best.in_flight = in_flight;

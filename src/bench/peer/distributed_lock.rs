@@ -23,7 +23,8 @@ use crate::{
 const LEASE_MS: u64 = 3_000;
 /// How long a caller who waits for the lock sleeps between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
-const CONSUMERS: u32 = 4;
+/// Each has a connection of its own, beside those of the callers.
+pub(super) const CONSUMERS: u32 = 4;
 /// A consumer that finds nothing looks whether it is to stop; below the client's own limit.
 const BLOCK_S: f64 = 0.2;
 
