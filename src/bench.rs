@@ -373,7 +373,7 @@ fn nowhere() -> OfferKey {
 impl Plan {
     /// What is tried out to find the best: in a hurry, one that is good enough.
     fn levels<'a, T>(&self, all: &'a [T]) -> &'a [T] {
-        let middle = all.len() / 2;
+        let middle = all.len().saturating_sub(1) / 2;
         if self.quick { &all[middle..=middle] } else { all }
     }
 
