@@ -100,6 +100,10 @@ impl Seen {
     pub fn rate(&self, label: &str) -> f64 {
         let until = u64::from(micros(self.sending));
         let count = self.of(label).filter(|sample| sample.answered_us() <= until).count();
+        if count == 0 {
+            // Every answer took longer than calls were sent.
+            return self.count(label) as f64 / self.lasted.as_secs_f64().max(f64::EPSILON);
+        }
         count as f64 / self.sending.as_secs_f64().max(f64::EPSILON)
     }
 
