@@ -206,7 +206,7 @@ async fn goals(options: &Options, context: &Context) -> Result<Exit, Failure> {
     if !options.quick {
         // So that all of it takes less than 20 minutes.
         plan.repeats = options.repeats.map_or(3, usize::from);
-        plan.lasts = options.lasts.unwrap_or(Duration::from_secs(2));
+        plan.lasts = options.lasts.unwrap_or(Duration::from_millis(1_500));
     }
     let printer = context.printer;
     let tell = |text: &str| printer.note(text);
