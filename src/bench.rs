@@ -39,6 +39,7 @@ mod proxy;
 mod raw;
 pub mod releases;
 pub mod report;
+mod scenario;
 pub mod schedule;
 mod script;
 pub mod soak;
@@ -64,7 +65,8 @@ use crate::{
 use load::{Arrivals, Load, Requests, SOLD_OUT, Seen};
 use machine::Machine;
 use process::{Folder, Process};
-use report::{Figure, Report, Run};
+use report::{Report, Run};
+pub use scenario::Scenario;
 use schedule::{Pace, Schedule, Stretch};
 
 /// Calls in flight when a rate is looked for, over all connections.
@@ -111,103 +113,6 @@ pub struct Plan {
     pub folder: PathBuf,
     /// What was set, for the report.
     pub named_settings: Map<String, Value>,
-}
-
-/// What can be measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
-    SoldOut,
-    Overload,
-    Peers,
-    Steady,
-    Streams,
-    Drain,
-    Watch,
-    FarRedis,
-    Burst,
-    Duplicates,
-    Releases,
-    ManyOffers,
-    Soak,
-    Ablations,
-}
-
-#[cfg(test)]
-const ALL_SCENARIOS: [Scenario; 14] = [
-    Scenario::SoldOut,
-    Scenario::Overload,
-    Scenario::Peers,
-    Scenario::Steady,
-    Scenario::Streams,
-    Scenario::Drain,
-    Scenario::Watch,
-    Scenario::FarRedis,
-    Scenario::Burst,
-    Scenario::Duplicates,
-    Scenario::Releases,
-    Scenario::ManyOffers,
-    Scenario::Soak,
-    Scenario::Ablations,
-];
-
-impl Scenario {
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::SoldOut => "sold-out",
-            Self::Overload => "overload",
-            Self::Peers => "peers",
-            Self::Steady => "steady",
-            Self::Streams => "streams",
-            Self::Drain => "drain",
-            Self::Watch => "watch",
-            Self::FarRedis => "far-redis",
-            Self::Burst => "burst",
-            Self::Duplicates => "duplicates",
-            Self::Releases => "releases",
-            Self::ManyOffers => "many-offers",
-            Self::Soak => "soak",
-            Self::Ablations => "ablations",
-        }
-    }
-
-    fn figures(self) -> &'static [Figure] {
-        match self {
-            Self::SoldOut => sold_out::FIGURES,
-            Self::Overload => overload::FIGURES,
-            Self::Peers => peers::FIGURES,
-            Self::Steady => steady::FIGURES,
-            Self::Streams => streams::FIGURES,
-            Self::Drain => drain::FIGURES,
-            Self::Watch => watch::FIGURES,
-            Self::FarRedis => far_redis::FIGURES,
-            Self::Burst => burst::FIGURES,
-            Self::Duplicates => duplicates::FIGURES,
-            Self::Releases => releases::FIGURES,
-            Self::ManyOffers => many_offers::FIGURES,
-            Self::Soak => soak::FIGURES,
-            Self::Ablations => ablations::FIGURES,
-        }
-    }
-
-    async fn run(self, plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Run>, Error> {
-        match self {
-            Self::SoldOut => Box::pin(sold_out::run(plan, tell)).await,
-            Self::Overload => Box::pin(overload::run(plan, tell)).await,
-            Self::Peers => Box::pin(peers::run(plan, tell)).await,
-            Self::Steady => Box::pin(steady::run(plan, tell)).await,
-            Self::Streams => Box::pin(streams::run(plan, tell)).await,
-            Self::Drain => Box::pin(drain::run(plan, tell)).await,
-            Self::Watch => Box::pin(watch::run(plan, tell)).await,
-            Self::FarRedis => Box::pin(far_redis::run(plan, tell)).await,
-            Self::Burst => Box::pin(burst::run(plan, tell)).await,
-            Self::Duplicates => Box::pin(duplicates::run(plan, tell)).await,
-            Self::Releases => Box::pin(releases::run(plan, tell)).await,
-            Self::ManyOffers => Box::pin(many_offers::run(plan, tell)).await,
-            Self::Soak => Box::pin(soak::run(plan, tell)).await,
-            Self::Ablations => Box::pin(ablations::run(plan, tell)).await,
-        }
-    }
 }
 
 /// Measures, and tells what it is at.

@@ -102,7 +102,7 @@ fn number(goal: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{ALL_SCENARIOS, report::Bound};
+    use crate::bench::{report::Bound, scenario::ALL_SCENARIOS};
 
     #[test]
     fn every_goal_is_one_of_a_scenario_that_is_run_for_it() {
