@@ -5,7 +5,7 @@ FAULTS := cargo test --locked --test faults --
 BUF := target/tools/node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help test faults faults-short soak lint fmt docs services demo clean
+.PHONY: help test bench faults faults-short soak lint fmt docs services demo clean
 .PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -13,6 +13,13 @@ help: ## list the targets
 
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
+
+bench: services ## measure every goal, and write target/bench.json and target/bench.html (20 minutes)
+	cargo build --release --locked
+	scripts/with-services sh -ec ' \
+	  SECKILL__DATABASE__URL="$$SECKILL_TEST_POSTGRES_URL" target/release/seckill migrate up; \
+	  target/release/seckill bench goals --json target/bench.json --html target/bench.html \
+	    --engine-url "$$SECKILL_TEST_REDIS_URL" --database-url "$$SECKILL_TEST_POSTGRES_URL"'
 
 faults: services ## break every store, wire and server, on every database, and print what was lost (17 minutes)
 	$(FAULTS) --full --json target/faults.json

@@ -8,21 +8,46 @@
 //! and orders are compared with each other and with what the buyers were told; a run whose books do
 //! not agree has no figures. The generator says when it was the limit itself.
 //!
-//! - [`schedule`]: when calls are sent; [`load`]: who sends them.
-//! - [`process`]: servers as processes; [`noop`]: the one that does nothing; [`bed`]: a server with a
-//!   sale on it.
-//! - [`sold_out`], [`overload`]: the scenarios.
-//! - [`report`]: figures and goals; [`machine`]: what they were measured on.
+//! - [`schedule`]: when calls are sent; [`load`]: who sends them; `wins` looks for the most.
+//! - [`process`]: servers as processes; [`noop`]: the one that does nothing; [`peer`]: those that do it
+//!   another way; [`bed`]: a server with a sale on it; `oracle`: whether the books agree.
+//! - `script`, `raw`: the engine and the database by themselves; `proxy`: a slow wire.
+//! - Scenarios with goals: [`sold_out`], [`steady`], [`drain`], [`streams`], [`peers`], [`far_redis`],
+//!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`burst`], [`duplicates`],
+//!   [`releases`], [`many_offers`], [`soak`], [`ablations`].
+//! - [`report`]: figures and goals; [`html`]: a page of them; [`machine`]: what they were measured on.
 
+pub mod ablations;
 pub mod bed;
+pub mod burst;
+pub mod drain;
+pub mod duplicates;
+pub mod far_redis;
+pub mod goals;
+pub mod html;
 pub mod load;
 pub mod machine;
+pub mod many_offers;
 pub mod noop;
+mod only_reserve;
+mod oracle;
 pub mod overload;
+pub mod peer;
+pub mod peers;
 pub mod process;
+mod proxy;
+mod raw;
+pub mod releases;
 pub mod report;
+mod scenario;
 pub mod schedule;
+mod script;
+pub mod soak;
 pub mod sold_out;
+pub mod steady;
+pub mod streams;
+pub mod watch;
+mod wins;
 
 use std::{
     path::PathBuf,
@@ -40,7 +65,8 @@ use crate::{
 use load::{Arrivals, Load, Requests, SOLD_OUT, Seen};
 use machine::Machine;
 use process::{Folder, Process};
-use report::{Figure, Report, Run};
+use report::{Report, Run};
+pub use scenario::Scenario;
 use schedule::{Pace, Schedule, Stretch};
 
 /// Calls in flight when a rate is looked for, over all connections.
@@ -65,7 +91,7 @@ pub enum Error {
 }
 
 /// What to measure, and on what.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Plan {
     pub scenario: Scenario,
     /// A few seconds, for CI; the figures are rough.
@@ -89,30 +115,6 @@ pub struct Plan {
     pub named_settings: Map<String, Value>,
 }
 
-/// What can be measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scenario {
-    SoldOut,
-    Overload,
-}
-
-impl Scenario {
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::SoldOut => "sold-out",
-            Self::Overload => "overload",
-        }
-    }
-
-    fn figures(self) -> &'static [Figure] {
-        match self {
-            Self::SoldOut => sold_out::FIGURES,
-            Self::Overload => overload::FIGURES,
-        }
-    }
-}
-
 /// Measures, and tells what it is at.
 ///
 /// # Errors
@@ -133,10 +135,7 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Report, Er
         let load = machine.load_average;
         notes.push(format!("the machine was not idle before: load average {load}"));
     }
-    let runs = match plan.scenario {
-        Scenario::SoldOut => sold_out::run(plan, tell).await?,
-        Scenario::Overload => overload::run(plan, tell).await?,
-    };
+    let runs = plan.scenario.run(plan, tell).await?;
     let report = Report {
         scenario: plan.scenario.name(),
         quick: plan.quick,
@@ -152,6 +151,44 @@ pub async fn run(plan: &Plan, tell: &(dyn Fn(&str) + Sync)) -> Result<Report, Er
         broken: Vec::new(),
     };
     Ok(report.with(plan.scenario.figures(), runs))
+}
+
+/// Measures everything once and once more.
+async fn repeated(
+    plan: &Plan,
+    tell: &(dyn Fn(&str) + Sync),
+    one: impl AsyncFn(&Plan, &mut Run, &(dyn Fn(&str) + Sync)) -> Result<(), Error>,
+) -> Result<Vec<Run>, Error> {
+    let mut runs = Vec::new();
+    for nth in 1..=plan.repeats {
+        let mut run = Run::default();
+        one(plan, &mut run, &|what| tell(&format!("run {nth}: {what}"))).await?;
+        runs.push(run);
+    }
+    Ok(runs)
+}
+
+/// Does something at this many a second, one after the other; how long each took, in µs.
+async fn paced(
+    per_s: f64,
+    lasts: Duration,
+    one: impl AsyncFn(usize) -> Result<(), Error>,
+) -> Result<Vec<f64>, Error> {
+    let mut times = Vec::new();
+    let mut turns = tokio::time::interval(Duration::from_secs_f64(1.0 / per_s));
+    for nth in 0..count(per_s * lasts.as_secs_f64()) {
+        turns.tick().await;
+        let begun = Instant::now();
+        one(nth).await?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(times)
+}
+
+/// The middle one; 0 of nothing.
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or_default()
 }
 
 /// What a call of the noop costs, at one rate.
@@ -239,6 +276,12 @@ fn nowhere() -> OfferKey {
 }
 
 impl Plan {
+    /// What is tried out to find the best: in a hurry, one that is good enough.
+    fn levels<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+        let middle = all.len().saturating_sub(1) / 2;
+        if self.quick { &all[middle..=middle] } else { all }
+    }
+
     fn warm_up(&self) -> Duration {
         self.lasts.min(Duration::from_secs(1))
     }

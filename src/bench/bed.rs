@@ -12,51 +12,68 @@ use uuid::Uuid;
 
 use super::{
     Error, Plan,
+    load::RESERVED,
+    oracle::{Told, read_books},
     process::{Folder, Process, cpu_of, program_of},
+    wins::{Best, Target},
 };
 use crate::{
     api::pb::{
         self, ActivityState, seckill_admin_client::SeckillAdminClient,
         seckill_client::SeckillClient,
     },
-    books,
     config::{SecretUrl, Settings},
     domain::{ActivityId, OfferKey, SkuId},
     engine::redis::RedisEngine,
     server::{Parts, redis_settings},
 };
 
-/// The one offer of a bed.
-pub(super) const SKU: &str = "sku-1";
+/// The first offer of a bed; others are as long.
+pub(super) const SKU: &str = "sku-000001";
 const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// A sale of thousands of offers takes a moment to be put up.
+const SALE_LIMIT: Duration = Duration::from_secs(60);
 /// A comparison goes through every reservation.
 const RECONCILE_LIMIT: Duration = Duration::from_secs(300);
 const START_LIMIT: Duration = Duration::from_secs(15);
 const DRAIN_LIMIT: Duration = Duration::from_secs(300);
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
-/// Above every epoch: whatever the offer is at, its keys may go.
-const LAST_EPOCH: u64 = u64::MAX >> 12;
 
-/// What the buyers were told in all.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Told {
-    /// New reservations.
-    pub wins: u64,
-    /// Calls that may have won.
-    pub unknown: u64,
-    /// Reservations that were given back.
-    pub released: u64,
-    /// Releases that were not answered with an outcome.
-    pub perhaps_released: u64,
+/// What is put on sale, and by what kind of server.
+#[derive(Debug, Clone)]
+pub struct Sale {
+    /// Units of each offer.
+    pub total: u32,
+    pub offers: usize,
+    /// Settings of the servers beside the plan's, as environment variables.
+    pub variables: Vec<(&'static str, String)>,
 }
 
-/// One or two servers over the same stores, with one offer for sale.
+impl Sale {
+    /// One offer, and servers as the plan has them.
+    #[must_use]
+    pub fn of(total: u32) -> Self {
+        Self { total, offers: 1, variables: Vec::new() }
+    }
+
+    /// The same with one more setting.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.variables.push((name, value.into()));
+        self
+    }
+}
+
+/// One or two servers over the same stores, with a sale on them.
 #[derive(Debug)]
 pub struct Bed {
-    settings: Settings,
+    pub settings: Settings,
     pub servers: Vec<Process>,
+    /// The first offer.
     pub offer: OfferKey,
+    pub offers: Vec<OfferKey>,
+    variables: Vec<(&'static str, String)>,
     /// The engine's process, if it is a Redis on this machine.
     engine_id: Option<u32>,
     folder: Folder,
@@ -68,6 +85,14 @@ impl Bed {
     /// # Errors
     /// The server does not start, or the sale does not.
     pub async fn open(plan: &Plan, total: u32) -> Result<Self, Error> {
+        Self::of(plan, Sale::of(total)).await
+    }
+
+    /// Starts a server and puts this on sale.
+    ///
+    /// # Errors
+    /// The server does not start, or the sale does not.
+    pub async fn of(plan: &Plan, sale: Sale) -> Result<Self, Error> {
         let folder = Folder::inside(&plan.folder)?;
         let mut settings = plan.settings.clone();
         if plan.own_database {
@@ -76,26 +101,62 @@ impl Bed {
         }
         let id = format!("bench-{}", Uuid::now_v7().simple());
         let named = |error| Error::Internal(format!("a name: {error:?}"));
-        let offer = OfferKey {
-            activity_id: ActivityId::new(&id).map_err(|error| named(error.to_string()))?,
-            sku_id: SkuId::new(SKU).map_err(|error| named(error.to_string()))?,
-        };
+        let mut offers = Vec::with_capacity(sale.offers);
+        for nth in 1..=sale.offers {
+            let sku_id = SkuId::new(&format!("sku-{nth:06}"));
+            offers.push(OfferKey {
+                activity_id: ActivityId::new(&id).map_err(|error| named(error.to_string()))?,
+                sku_id: sku_id.map_err(|error| named(error.to_string()))?,
+            });
+        }
+        let offer = offers.first().cloned();
+        let offer = offer.ok_or_else(|| Error::Usage("a sale of nothing".to_owned()))?;
         let engine_id = engine_id(&settings).await;
-        let mut bed = Self { settings, servers: Vec::new(), offer, engine_id, folder };
-        let server = bed.start(plan).await?;
-        bed.servers.push(server);
+        let Sale { total, variables, .. } = sale;
+        let servers = Vec::new();
+        let mut bed = Self { settings, servers, offer, offers, variables, engine_id, folder };
+        bed.start_server(plan).await?;
         let channel = bed.channel(0).await?;
         bed.sell(channel, total).await?;
         Ok(bed)
     }
 
+    /// Starts a server over what is on sale already.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_server(&mut self, plan: &Plan) -> Result<(), Error> {
+        let server = self.start(plan).await?;
+        self.servers.push(server);
+        Ok(())
+    }
+
+    /// Ends the servers in order; the stores stay.
+    ///
+    /// # Errors
+    /// One of them did not end in order.
+    pub async fn stop_servers(&mut self) -> Result<(), Error> {
+        for server in std::mem::take(&mut self.servers) {
+            server.stop().await?;
+        }
+        Ok(())
+    }
+
+    /// Whose rows this sale's are, in all tables.
+    #[must_use]
+    pub fn activity_id(&self) -> &ActivityId {
+        &self.offer.activity_id
+    }
+
     async fn start(&self, plan: &Plan) -> Result<Process, Error> {
-        let variables = [
+        let mut variables = vec![
             ("SECKILL__GRPC__ADDR", "127.0.0.1:0"),
             ("SECKILL__HTTP__ADDR", "127.0.0.1:0"),
             ("SECKILL__ENGINE__URL", self.settings.engine.url.expose()),
             ("SECKILL__DATABASE__URL", self.settings.database.url.expose()),
         ];
+        // The last one counts.
+        variables.extend(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         let config = plan.config.as_deref().map(Path::to_string_lossy);
         let mut args = vec!["serve"];
         if let Some(config) = &config {
@@ -116,6 +177,23 @@ impl Bed {
         connected.map_err(|error| Error::Unavailable(format!("{addr} does not answer: {error}")))
     }
 
+    /// The first offer, to be asked for at one of the servers.
+    #[must_use]
+    pub(super) fn target(&self, server: usize) -> Target<'_> {
+        let engine_id = self.engine_id;
+        Target { server: &self.servers[server], engine_id, offer: &self.offer }
+    }
+
+    /// The most wins a second with one of these numbers of calls in flight.
+    pub(super) async fn best(
+        &self,
+        series: &str,
+        in_flight: &[usize],
+        lasts: Duration,
+    ) -> Result<Best, Error> {
+        self.target(0).best(RESERVED, series, in_flight, lasts, async || self.drain().await).await
+    }
+
     /// CPU time of the engine, where it is a process of this machine.
     #[must_use]
     pub fn engine_cpu(&self) -> Option<Duration> {
@@ -132,34 +210,26 @@ impl Bed {
             start_time: Some((now - Duration::from_secs(1)).into()),
             end_time: Some((now + Duration::from_secs(24 * 3_600)).into()),
             retention: None,
-            offers: vec![pb::OfferSpec {
-                sku_id: SKU.to_owned(),
-                title: "A thing".to_owned(),
-                price_minor: 9_900,
-                currency_code: "CNY".to_owned(),
-                total: total.into(),
-                max_orders_per_user: Some(1),
-                max_quantity_per_order: Some(1),
-                hold: None,
-                segments: None,
-            }],
+            offers: self.offers.iter().map(|offer| offer_spec(offer, total)).collect(),
         };
-        let mut admin = SeckillAdminClient::new(channel.clone());
-        let mut seckill = SeckillClient::new(channel);
+        let mut admin =
+            SeckillAdminClient::new(channel.clone()).max_decoding_message_size(16 << 20);
+        let mut seckill = SeckillClient::new(channel).max_decoding_message_size(16 << 20);
         let request = pb::CreateActivityRequest { spec: Some(spec) };
-        call(CALL_LIMIT, admin.create_activity(request)).await?;
+        call(SALE_LIMIT, admin.create_activity(request)).await?;
         let reason = "bench".to_owned();
         let request = pb::ApproveActivityRequest { activity_id: activity_id.clone(), reason };
-        call(CALL_LIMIT, admin.approve_activity(request)).await?;
+        call(SALE_LIMIT, admin.approve_activity(request)).await?;
         let request = pb::WarmupRequest { activity_id: activity_id.clone() };
-        call(CALL_LIMIT, seckill.warmup(request)).await?;
+        call(SALE_LIMIT, seckill.warmup(request)).await?;
         self.sells(0).await
     }
 
     /// Waits until this server sells; each reads activities on its own.
     async fn sells(&self, server: usize) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
-        let mut admin = SeckillAdminClient::new(self.channel(server).await?);
+        let admin = SeckillAdminClient::new(self.channel(server).await?);
+        let mut admin = admin.max_decoding_message_size(16 << 20);
         let deadline = Instant::now() + START_LIMIT;
         loop {
             let request = pb::GetActivityRequest { activity_id: activity_id.clone() };
@@ -185,8 +255,7 @@ impl Bed {
     /// # Errors
     /// It does not start, or does not sell.
     pub async fn add_server(&mut self, plan: &Plan) -> Result<(), Error> {
-        let server = self.start(plan).await?;
-        self.servers.push(server);
+        self.start_server(plan).await?;
         self.sells(self.servers.len() - 1).await
     }
 
@@ -214,6 +283,19 @@ impl Bed {
         }
     }
 
+    /// Units that no reservation holds, of all offers, by SQL.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub async fn remaining(&self) -> Result<i64, Error> {
+        let mut admin = SeckillAdminClient::new(self.channel(0).await?);
+        let activity_id = self.offer.activity_id.to_string();
+        let request = pb::GetActivityRequest { activity_id };
+        let answer = call(CALL_LIMIT, admin.get_activity(request)).await?;
+        let offers = answer.activity.unwrap_or_default().offers;
+        Ok(offers.iter().map(|offer| offer.total - offer.reserved).sum())
+    }
+
     /// Ends the servers in order, reads every book, and compares them with each other and with what
     /// the buyers were told. Each sentence is something that does not hold.
     ///
@@ -232,58 +314,33 @@ impl Bed {
         for difference in report.differences.iter().take(10) {
             broken.push(format!("reconcile: {difference:?}"));
         }
-        for server in std::mem::take(&mut self.servers) {
-            server.stop().await?;
-        }
+        self.stop_servers().await?;
         let unreadable =
             |error: &dyn std::error::Error| Error::Unavailable(format!("the books: {error}"));
         let parts = Parts::open(&self.settings).await.map_err(|error| unreadable(&error))?;
-        let read = read_books(&parts, &self.offer, told).boxed().await;
+        let read = read_books(&parts, &self.offers, told).boxed().await;
         parts.close(Instant::now() + CLOSE_LIMIT).await;
         broken.extend(read.map_err(|error| unreadable(&error))?);
         Ok(broken)
     }
 }
 
-async fn read_books(
-    parts: &Parts,
-    offer: &OfferKey,
-    told: Told,
-) -> Result<Vec<String>, crate::error::Error> {
-    let all = books::read(&parts.database, &parts.catalog, &offer.activity_id).await?;
-    let mut broken = Vec::new();
-    for books in &all {
-        broken.extend(books.contradictions());
-        for (what, units) in [("oversold", books.oversold()), ("missing", books.missing())] {
-            if units != 0 {
-                broken.push(format!("{}: {units} units are {what}", books.sku_id));
-            }
-        }
-        broken.extend(contradiction(books.live_orders, told));
+fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
+    pb::OfferSpec {
+        sku_id: offer.sku_id.to_string(),
+        title: "A thing".to_owned(),
+        price_minor: 9_900,
+        currency_code: "CNY".to_owned(),
+        total: total.into(),
+        max_orders_per_user: Some(1),
+        max_quantity_per_order: Some(1),
+        hold: None,
+        segments: None,
     }
-    if all.len() != 1 {
-        broken.push(format!("one offer was sold, and {} are in the books", all.len()));
-    }
-    // The rows stay, as those of every sale do; an engine of others shall not keep the stock.
-    let offer = parts.catalog.offer(offer).await?;
-    offer.segment.scripts.purge(LAST_EPOCH).await?;
-    Ok(broken)
-}
-
-/// What the number of live orders says against what the buyers were told.
-fn contradiction(live_orders: i64, told: Told) -> Option<String> {
-    let Told { wins, unknown, released, perhaps_released } = told;
-    let sold = u64::try_from(live_orders).unwrap_or(0) + released;
-    (sold + perhaps_released < wins || sold > wins + unknown).then(|| {
-        format!(
-            "{wins} buyers were told that they won and {unknown} don't know, {released} gave back \
-             and {perhaps_released} don't know, and there are {live_orders} live orders"
-        )
-    })
 }
 
 /// The process of a Redis that runs on this machine.
-async fn engine_id(settings: &Settings) -> Option<u32> {
+pub(super) async fn engine_id(settings: &Settings) -> Option<u32> {
     let redis = redis_settings(&settings.engine)?;
     let url = url::Url::parse(&redis.url).ok()?;
     let is_here = matches!(url.host_str()?, "localhost" | "127.0.0.1" | "[::1]");
@@ -319,17 +376,4 @@ pub fn release(offer: &OfferKey, series: &str, nth: usize) -> Request<pb::Releas
         reservation_id: super::load::reservation(offer, series, nth).to_string(),
         reason: "bench".to_owned(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wins_without_an_order_and_orders_without_a_win_are_found() {
-        let told = Told { wins: 10, unknown: 2, released: 3, perhaps_released: 1 };
-        for (live_orders, is_well) in [(5, false), (6, true), (9, true), (10, false)] {
-            assert_eq!(contradiction(live_orders, told).is_none(), is_well, "{live_orders}");
-        }
-    }
 }

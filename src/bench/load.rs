@@ -9,37 +9,41 @@
 //! **Promise:** it tells how late it was by its own fault, and what it cost.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     net::SocketAddr,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use futures_util::{StreamExt as _, future::poll_fn, stream::FuturesUnordered};
-use hdrhistogram::Histogram;
 use prost::bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 mod call;
+mod frames;
 mod link;
 mod requests;
+mod seen;
+pub mod streams;
 mod timer;
+pub mod watchers;
 
 use super::{Error, schedule::Schedule};
 use call::{Answer, Told, call};
+use frames::Frames;
 use link::Link;
-pub use requests::{Requests, buyer, reservation};
+pub use requests::{Method, Requests, attempt, buyer, reservation};
+use seen::micros;
+pub use seen::{
+    NOT_SENT, OVERLOADED, REPLAYED, RESERVED, SOLD_OUT, Sample, Seen, TOO_LATE, latencies,
+};
 use timer::Timer;
 
 /// How many calls are sent before answers are looked at again.
 const TURN: usize = 64;
 /// How long answers are waited for after the last call, where no deadline says so.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
-/// A generator that is later than this, one time in a hundred, was the limit itself.
-const LATE: Duration = Duration::from_millis(1);
-/// A generator that used more of its core than this had nothing to spare.
-const BUSY: f64 = 0.9;
 
 /// What is to be sent, where, and when.
 #[derive(Debug)]
@@ -50,6 +54,8 @@ pub struct Load {
     pub arrivals: Arrivals,
     /// How long after its time a call is given up, as gRPC clients do; the server is told.
     pub deadline: Option<Duration>,
+    /// Whether the server may go away in the middle; what was under way then is unknown.
+    pub may_break: bool,
     /// Who wants to hear of each win at once.
     pub wins: Option<mpsc::UnboundedSender<Win>>,
     /// Ends the sending early.
@@ -66,6 +72,7 @@ impl Load {
             requests,
             arrivals,
             deadline: None,
+            may_break: false,
             wins: None,
             stop: CancellationToken::new(),
         }
@@ -88,192 +95,39 @@ pub struct Win {
     pub at: Instant,
 }
 
-/// What a call came to. `latency_us` runs from the time that the call was meant for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    pub nth: u32,
-    pub intended_us: u32,
-    pub latency_us: u32,
-    label: u8,
-}
-
-impl Sample {
-    /// When it was answered or given up, in µs since the beginning of the load.
-    #[must_use]
-    pub fn answered_us(self) -> u64 {
-        u64::from(self.intended_us) + u64::from(self.latency_us)
-    }
-}
-
-/// Everything that a load came to.
-#[derive(Debug)]
-pub struct Seen {
-    /// In the order of the answers.
-    pub samples: Vec<Sample>,
-    labels: Vec<String>,
-    /// How much later than its time the generator turned to a call, in µs: its own fault.
-    lag: Histogram<u64>,
-    /// Calls that then waited, since every connection had as many open as the server allows.
-    pub held_back: u64,
-    /// When the last call was sent that was sent.
-    pub sending: Duration,
-    /// CPU time of the generator, and how long it ran.
-    pub cpu: Duration,
-    pub lasted: Duration,
-}
-
-pub const RESERVED: &str = "RESERVED";
-pub const REPLAYED: &str = "RESERVED replayed";
-pub const SOLD_OUT: &str = "SOLD_OUT";
-pub const OVERLOADED: &str = "OVERLOADED";
-/// Given up at its deadline, unanswered.
-pub const TOO_LATE: &str = "no answer in time";
-/// Given up at its deadline, when it was not even sent.
-pub const NOT_SENT: &str = "not sent in time";
-
-impl Seen {
-    fn new(expected: usize) -> Self {
-        Self {
-            samples: Vec::with_capacity(expected),
-            labels: Vec::new(),
-            lag: histogram(),
-            held_back: 0,
-            sending: Duration::ZERO,
-            cpu: Duration::ZERO,
-            lasted: Duration::ZERO,
-        }
-    }
-
-    /// The calls that came to this.
-    pub fn of(&self, label: &str) -> impl Iterator<Item = Sample> {
-        let found = self.labels.iter().position(|known| known == label);
-        let is = move |sample: &&Sample| Some(usize::from(sample.label)) == found;
-        self.samples.iter().filter(is).copied()
-    }
-
-    /// How many calls came to this.
-    #[must_use]
-    pub fn count(&self, label: &str) -> u64 {
-        self.of(label).count() as u64
-    }
-
-    /// How many calls came to what.
-    #[must_use]
-    pub fn counts(&self) -> BTreeMap<String, u64> {
-        self.counts_of(|_| true)
-    }
-
-    /// The same, of some of them.
-    #[must_use]
-    pub fn counts_of(&self, which: impl Fn(&Sample) -> bool) -> BTreeMap<String, u64> {
-        let mut counts = vec![0; self.labels.len()];
-        for sample in self.samples.iter().filter(|sample| which(sample)) {
-            counts[usize::from(sample.label)] += 1;
-        }
-        let counts = self.labels.iter().cloned().zip(counts);
-        counts.filter(|(_, count)| *count > 0).collect()
-    }
-
-    /// How many calls came to this in a second, while calls were sent.
-    #[must_use]
-    pub fn rate(&self, label: &str) -> f64 {
-        let until = u64::from(micros(self.sending));
-        let count = self.of(label).filter(|sample| sample.answered_us() <= until).count();
-        count as f64 / self.sending.as_secs_f64().max(f64::EPSILON)
-    }
-
-    /// What nobody can know the outcome of: it may have won.
-    #[must_use]
-    pub fn unknown(&self) -> u64 {
-        let decided = |label: &str| {
-            // Names of outcomes, calls that never left, and refusals before anything was taken.
-            label.starts_with(|c: char| c.is_ascii_uppercase()) || label == NOT_SENT
-        };
-        let known: u64 =
-            self.counts().iter().filter(|(label, _)| decided(label)).map(|(_, count)| count).sum();
-        self.samples.len() as u64 - known
-    }
-
-    /// How late the generator was, one time in a hundred.
-    #[must_use]
-    pub fn lag(&self) -> Duration {
-        Duration::from_micros(self.lag.value_at_quantile(0.99))
-    }
-
-    /// The share of one core that the generator used.
-    #[must_use]
-    pub fn busy(&self) -> f64 {
-        self.cpu.as_secs_f64() / self.lasted.as_secs_f64().max(f64::EPSILON)
-    }
-
-    /// Whether the generator itself was the limit, and by what.
-    #[must_use]
-    pub fn limit(&self) -> Option<String> {
-        let (lag, busy) = (self.lag(), self.busy());
-        if busy > BUSY {
-            return Some(format!("the generator used {:.0} % of a core", busy * 100.0));
-        }
-        (lag > LATE)
-            .then(|| format!("the generator was {:.1} ms late (p99)", lag.as_secs_f64() * 1_000.0))
-    }
-
-    fn note(&mut self, nth: usize, intended: Duration, latency: Duration, label: &str) {
-        let known = self.labels.iter().position(|known| known == label);
-        let label = known.unwrap_or_else(|| {
-            self.labels.push(label.to_owned());
-            self.labels.len() - 1
-        });
-        self.samples.push(Sample {
-            nth: u32::try_from(nth).unwrap_or(u32::MAX),
-            intended_us: micros(intended),
-            latency_us: micros(latency),
-            // There are some 30 outcomes and reasons; a 256th would count as the last one.
-            label: u8::try_from(label).unwrap_or(u8::MAX),
-        });
-    }
-}
-
-/// The distribution of latencies, in µs.
-#[must_use]
-pub fn latencies(samples: impl Iterator<Item = Sample>) -> Histogram<u64> {
-    let mut histogram = histogram();
-    for sample in samples {
-        histogram.saturating_record(sample.latency_us.into());
-    }
-    histogram
-}
-
-/// From 1 µs to as much as a sample holds, to three digits.
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, u32::MAX.into(), 3).expect("these bounds are allowed")
-}
-
 /// Sends a load and waits for what it comes to.
 ///
 /// # Errors
 /// The server can't be reached, or all connections to it broke.
 pub async fn run(load: Load) -> Result<Seen, Error> {
+    on_a_thread(move || drive(load)).await
+}
+
+/// Runs a generator on a thread of its own, so that its CPU time is known and nothing else of this
+/// process is in its way.
+async fn on_a_thread<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T, Error>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T, Error>>,
+{
     let (done, answer) = oneshot::channel();
     let thread = std::thread::Builder::new().name("load".to_owned());
     let spawned = thread.spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let worked = runtime
+            .map_err(|error| Error::Internal(format!("no runtime for the generator: {error}")))
+            .and_then(|runtime| runtime.block_on(work()));
         // Nobody waits any more when the bench was interrupted.
-        let _ = done.send(on_this_thread(load));
+        let _ = done.send(worked);
     });
     spawned.map_err(|error| Error::Internal(format!("no thread for the generator: {error}")))?;
     answer.await.unwrap_or_else(|_| Err(Error::Internal("the generator panicked".to_owned())))
 }
 
-fn on_this_thread(load: Load) -> Result<Seen, Error> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime
-        .map_err(|error| Error::Internal(format!("no runtime for the generator: {error}")))?;
-    runtime.block_on(drive(load))
-}
-
 async fn drive(load: Load) -> Result<Seen, Error> {
     let mut links = Vec::new();
     for _ in 0..load.connections {
-        links.push(Link::open(load.addr).await?);
+        links.push(Link::open(load.addr, load.requests.method.path()).await?);
     }
     let mut timer = Timer::new().map_err(|error| Error::Internal(format!("no timer: {error}")))?;
     let expected = match &load.arrivals {
@@ -286,7 +140,8 @@ async fn drive(load: Load) -> Result<Seen, Error> {
     // Calls whose time has come, oldest first.
     let mut due: VecDeque<(usize, Duration)> = VecDeque::new();
     let mut next = 0;
-    let mut reasons = call::Reasons::default();
+    let mut reasons = call::Reasons::of(load.requests.method);
+    let mut gone = false;
     let mut last_sent = Duration::ZERO;
     let mut turn = 0;
     let cpu = thread_cpu();
@@ -309,7 +164,7 @@ async fn drive(load: Load) -> Result<Seen, Error> {
                 seen.note(nth, intended, answered.saturating_sub(intended), reasons.name(&told));
             }
             let now = begun.elapsed();
-            let stopped = load.stop.is_cancelled();
+            let stopped = gone || load.stop.is_cancelled();
             match &load.arrivals {
                 Arrivals::Open(schedule) => {
                     while !stopped
@@ -368,7 +223,11 @@ async fn drive(load: Load) -> Result<Seen, Error> {
                     }
                 }
             }
-            if links.iter().all(|link| link.failed) {
+            if load.may_break && links.iter().all(|link| link.failed) {
+                // Nobody hears of those that were not even sent.
+                gone = true;
+                due.clear();
+            } else if links.iter().all(|link| link.failed) {
                 return Poll::Ready(Err(Error::Unavailable(format!(
                     "all connections to {} broke: {:?}",
                     load.addr,
@@ -385,7 +244,7 @@ async fn drive(load: Load) -> Result<Seen, Error> {
                 continue;
             }
             let next_at = match &load.arrivals {
-                _ if stopped || next == most => None,
+                _ if gone || stopped || next == most => None,
                 Arrivals::Open(schedule) => schedule.at(next),
                 Arrivals::Closed { lasts, .. } => (now < *lasts).then_some(*lasts),
             };
@@ -433,10 +292,6 @@ fn thread_cpu() -> Duration {
         u64::try_from(time.tv_sec).unwrap_or_default(),
         u32::try_from(time.tv_nsec).unwrap_or_default(),
     )
-}
-
-fn micros(span: Duration) -> u32 {
-    u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
 type Body = Bytes;

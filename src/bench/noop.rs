@@ -4,28 +4,17 @@
 //! Everything that a real refusal costs above this is ours; everything else is that of tonic, hyper
 //! and h2 on this machine.
 
-use std::{net::SocketAddr, pin::Pin};
+use std::{future, net::SocketAddr};
 
-use futures_util::Stream;
-use tokio::net::TcpListener;
-use tonic::{Request, Response, Status, Streaming};
-use tonic_health::{
-    pb::health_server::HealthServer,
-    server::{HealthReporter, HealthService},
+use tonic::Status;
+
+use super::{
+    Error,
+    only_reserve::{self, Reserve},
 };
-
-use super::Error;
 use crate::{
-    api::{
-        self,
-        pb::{
-            self, ReserveOutcome,
-            seckill_server::{Seckill, SeckillServer},
-        },
-        stack,
-    },
+    api::pb::{self, ReserveOutcome},
     config::Settings,
-    server::{self, fronts::Fronts},
 };
 
 /// The service that answers at once.
@@ -41,37 +30,15 @@ pub async fn serve(
     ready: impl FnOnce(SocketAddr),
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let port = |error: &dyn std::error::Error| Error::Unavailable(format!("the port: {error}"));
-    let listener = TcpListener::bind(settings.grpc.addr).await.map_err(|error| port(&error))?;
-    let addr = listener.local_addr().map_err(|error| port(&error))?;
-    let mut fronts = Fronts::start(settings, listener, None, || {
-        let (reflection_v1, reflection_v1alpha) = api::reflection();
-        let service =
-            SeckillServer::new(Noop).max_decoding_message_size(stack::SECKILL_REQUEST_LIMIT);
-        let health = HealthService::from_health_reporter(HealthReporter::new());
-        server::grpc(settings)
-            .add_service(HealthServer::new(health))
-            .add_service(reflection_v1)
-            .add_service(reflection_v1alpha)
-            .add_service(service)
-    })
-    .map_err(|error| port(&error))?;
-    ready(addr);
-    stop.await;
-    fronts.stop();
-    fronts.ended().await;
-    Ok(())
+    only_reserve::serve(settings, Noop, None, ready, stop).await
 }
 
-type Nothing<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl Seckill for Noop {
-    async fn reserve(
+impl Reserve for Noop {
+    fn reserve(
         &self,
-        _: Request<pb::ReserveRequest>,
-    ) -> Result<Response<pb::ReserveResponse>, Status> {
-        Ok(Response::new(pb::ReserveResponse {
+        _: pb::ReserveRequest,
+    ) -> impl Future<Output = Result<pb::ReserveResponse, Status>> + Send {
+        future::ready(Ok(pb::ReserveResponse {
             outcome: ReserveOutcome::SoldOut.into(),
             reservation: None,
             existing_reservation: None,
@@ -79,54 +46,4 @@ impl Seckill for Noop {
             replayed: false,
         }))
     }
-
-    async fn warmup(
-        &self,
-        _: Request<pb::WarmupRequest>,
-    ) -> Result<Response<pb::WarmupResponse>, Status> {
-        Err(only_reserve())
-    }
-
-    type ReserveStreamStream = Nothing<pb::ReserveStreamResponse>;
-
-    async fn reserve_stream(
-        &self,
-        _: Request<Streaming<pb::ReserveStreamRequest>>,
-    ) -> Result<Response<Self::ReserveStreamStream>, Status> {
-        Err(only_reserve())
-    }
-
-    async fn release(
-        &self,
-        _: Request<pb::ReleaseRequest>,
-    ) -> Result<Response<pb::ReleaseResponse>, Status> {
-        Err(only_reserve())
-    }
-
-    async fn confirm(
-        &self,
-        _: Request<pb::ConfirmRequest>,
-    ) -> Result<Response<pb::ConfirmResponse>, Status> {
-        Err(only_reserve())
-    }
-
-    async fn get_reservation(
-        &self,
-        _: Request<pb::GetReservationRequest>,
-    ) -> Result<Response<pb::GetReservationResponse>, Status> {
-        Err(only_reserve())
-    }
-
-    type WatchStockStream = Nothing<pb::WatchStockResponse>;
-
-    async fn watch_stock(
-        &self,
-        _: Request<pb::WatchStockRequest>,
-    ) -> Result<Response<Self::WatchStockStream>, Status> {
-        Err(only_reserve())
-    }
-}
-
-fn only_reserve() -> Status {
-    Status::unimplemented("this server knows Reserve only")
 }

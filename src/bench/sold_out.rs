@@ -8,9 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Error, Plan,
-    bed::{self, Bed, Told, call},
+    bed::{self, Bed, call},
     load::{self, Arrivals, Load, OVERLOADED, REPLAYED, RESERVED, Requests, SOLD_OUT, Seen, Win},
-    noop, noop_rate, per_call_us, quantile_us,
+    noop, noop_rate,
+    oracle::Told,
+    per_call_us, quantile_us,
     report::{Bound, Figure, Run},
     saturate,
     schedule::{Schedule, Stretch},

@@ -1,43 +1,115 @@
 //! `seckill bench`: measures a server of its own, and says what was reached.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use super::{Context, Exit, failure::Failure, output::list_table, serve, span};
+mod show;
+
+use super::{Context, Exit, failure::Failure, serve, span};
 use crate::{
-    bench::{self, Plan, Scenario, noop, report::Report, schedule::Pace},
+    bench::{
+        self, Plan, Scenario, noop,
+        peer::{self, Kind},
+        schedule::Pace,
+    },
     config::{Flag, Level, Loaded, LogSettings},
+    domain::{ActivityId, OfferKey, SkuId},
     telemetry,
 };
+use show::{shown, shown_goals};
 
 /// What to measure; `cli` has the help of it all.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    SoldOut(SoldOut),
-    Overload(Overload),
+    /// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit
+    /// that came back is sold again.
+    SoldOut(Stormy),
+    /// More buyers than the server can serve: how many of them it serves, what the others hear, and
+    /// how soon all is well again.
+    Overload(Plain),
+    /// What others do in place of this, over the same stores: an SQL row lock, a distributed lock, a
+    /// naive script. How fast each is, and what each loses when it is killed.
+    Peers(Plain),
+    /// A durable win against what it is made of: a call that does nothing, a script, an INSERT.
+    Steady(Plain),
+    /// Wins over ReserveStream, against one call each.
+    Streams(Plain),
+    /// The outbox by itself: rows into it, and out of it into orders, against plain INSERTs.
+    Drain(Plain),
+    /// Thousands of streams of stock: what an update costs, what buyers notice, what a stream keeps.
+    Watch(Plain),
+    /// The Redis is 5 ms away: how much is won all the same.
+    FarRedis(Plain),
+    /// 200,000 buyers within a second, for 10,000 units.
+    Burst(Plain),
+    /// Buyers who ask four times, and get one unit.
+    Duplicates(Plain),
+    /// Winners who give back what they have.
+    Releases(Plain),
+    /// 10,000 offers, some wanted more than others.
+    ManyOffers(Plain),
+    /// A whole sale: most come too late, some ask twice, some give back, others watch.
+    Soak(Stormy),
+    /// Each trick left out: what is it worth?
+    Ablations(Plain),
+    /// Every goal of the documentation: 20 minutes, one table, and whether each is met.
+    Goals(Plain),
+    Report(Written),
     #[command(hide = true)]
     Noop(Noop),
+    #[command(hide = true)]
+    Peer(Peer),
 }
 
-/// A storm of buyers who come too late: what a refusal costs, what winners hear, how soon a unit that
-/// came back is sold again.
+/// A scenario with a rate.
 #[derive(Debug, Args)]
-pub struct SoldOut {
+pub struct Stormy {
     #[command(flatten)]
     options: Options,
-    /// Calls a second in the storm [without it: half of what the noop answers].
+    /// Calls a second in the storm [without it: half of what the noop answers; soak: 5,000].
     #[arg(long, value_name = "PER_S", value_parser = clap::value_parser!(u32).range(100..=400_000))]
     rate: Option<u32>,
 }
 
-/// More buyers than the server can serve: how many of them it serves, what the others hear, and how
-/// soon all is well again.
+/// A scenario without options of its own.
 #[derive(Debug, Args)]
-pub struct Overload {
+pub struct Plain {
     #[command(flatten)]
     options: Options,
+}
+
+/// Makes a page of what earlier runs wrote.
+#[derive(Debug, Args)]
+pub struct Written {
+    /// The files that were written by --json.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The page to write.
+    #[arg(long, value_name = "FILE")]
+    html: PathBuf,
+}
+
+/// A server with another algorithm behind Reserve.
+#[derive(Debug, Args)]
+pub struct Peer {
+    #[arg(value_enum)]
+    kind: PeerKind,
+    activity_id: String,
+    sku_id: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PeerKind {
+    RowLock,
+    DistributedLock,
+    DistributedLockFailFast,
+    NaiveLua,
 }
 
 /// A server that answers Reserve with a constant.
@@ -59,6 +131,9 @@ struct Options {
     /// Writes everything into this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Writes a page with charts into this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// How calls of the open loop follow each other.
     #[arg(long, value_enum, default_value_t = PaceName::Poisson)]
     pace: PaceName,
@@ -86,8 +161,23 @@ enum PaceName {
 impl Bench {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
         let (scenario, options, rate) = match self {
-            Self::SoldOut(SoldOut { options, rate }) => (Scenario::SoldOut, options, rate),
-            Self::Overload(Overload { options }) => (Scenario::Overload, options, None),
+            Self::SoldOut(Stormy { options, rate }) => (Scenario::SoldOut, options, rate),
+            Self::Soak(Stormy { options, rate }) => (Scenario::Soak, options, rate),
+            Self::Overload(Plain { options }) => (Scenario::Overload, options, None),
+            Self::Peers(Plain { options }) => (Scenario::Peers, options, None),
+            Self::Steady(Plain { options }) => (Scenario::Steady, options, None),
+            Self::Streams(Plain { options }) => (Scenario::Streams, options, None),
+            Self::Drain(Plain { options }) => (Scenario::Drain, options, None),
+            Self::Watch(Plain { options }) => (Scenario::Watch, options, None),
+            Self::FarRedis(Plain { options }) => (Scenario::FarRedis, options, None),
+            Self::Burst(Plain { options }) => (Scenario::Burst, options, None),
+            Self::Duplicates(Plain { options }) => (Scenario::Duplicates, options, None),
+            Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
+            Self::ManyOffers(Plain { options }) => (Scenario::ManyOffers, options, None),
+            Self::Ablations(Plain { options }) => (Scenario::Ablations, options, None),
+            Self::Goals(Plain { options }) => return goals(&options, context).await,
+            Self::Report(Written { files, html }) => return write_page(&files, &html),
+            Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };
         let plan = plan(scenario, &options, rate, context)?;
@@ -100,12 +190,7 @@ impl Bench {
                 return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
             }
         };
-        if let Some(path) = &options.json {
-            let text = serde_json::to_string_pretty(&report)
-                .map_err(|error| Failure::Internal(error.to_string()))?;
-            fs::write(path, text + "\n")
-                .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-        }
+        write(&options, &json!(report))?;
         if printer.is_json() {
             printer.answer(&json!(report));
         } else {
@@ -113,6 +198,66 @@ impl Bench {
         }
         Ok(Exit::of(report.broken.is_empty()))
     }
+}
+
+/// Every goal, one after the other.
+async fn goals(options: &Options, context: &Context) -> Result<Exit, Failure> {
+    let mut plan = plan(Scenario::SoldOut, options, None, context)?;
+    if !options.quick {
+        // So that all of it takes less than 20 minutes.
+        plan.repeats = options.repeats.map_or(3, usize::from);
+        plan.lasts = options.lasts.unwrap_or(Duration::from_millis(1_500));
+    }
+    let printer = context.printer;
+    let tell = |text: &str| printer.note(text);
+    let goals = tokio::select! {
+        goals = bench::goals::run(&plan, &tell) => goals,
+        // The servers go with what started them.
+        () = serve::stop_signal() => {
+            return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
+        }
+    };
+    let answer = json!(goals);
+    write(options, &answer)?;
+    if printer.is_json() {
+        printer.answer(&answer);
+    } else {
+        printer.data(&shown_goals(&goals));
+    }
+    Ok(Exit::of(goals.is_whole()))
+}
+
+/// Writes the files that were asked for.
+fn write(options: &Options, answer: &Value) -> Result<(), Failure> {
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(answer)
+            .map_err(|error| Failure::Internal(error.to_string()))?;
+        write_file(path, text + "\n")?;
+    }
+    if let Some(path) = &options.html {
+        write_file(path, bench::html::page(std::slice::from_ref(answer)))?;
+    }
+    Ok(())
+}
+
+fn write_page(files: &[PathBuf], html: &Path) -> Result<Exit, Failure> {
+    let mut reports = Vec::new();
+    for path in files {
+        let wrong = |why: String| Failure::Usage(format!("{}: {why}", path.display()));
+        let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+        let report: Value =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        if report["scenario"].is_null() && report["goals"].is_null() {
+            return Err(wrong("this is no report of a bench".to_owned()));
+        }
+        reports.push(report);
+    }
+    write_file(html, bench::html::page(&reports))?;
+    Ok(Exit::Ok)
+}
+
+fn write_file(path: &Path, text: String) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
 }
 
 fn plan(
@@ -164,72 +309,34 @@ fn plan(
     })
 }
 
-/// The table, and below it what a reader must know.
-fn shown(report: &Report) -> String {
-    let machine = &report.machine;
-    let mut text = format!(
-        "{}: {} run(s) in {:.0} s, seed {}, {}\n{}, {} core(s), {} MiB, Linux {}, load average {}, \
-         fsync {} µs\nseckill {} ({}, {}), engine {}, database {}\n\n",
-        report.scenario,
-        report.repeats,
-        report.seconds,
-        report.seed,
-        report.begin_time,
-        machine.processor,
-        machine.cores,
-        machine.memory_mib,
-        machine.kernel,
-        machine.load_average,
-        machine.fsync_us,
-        machine.seckill,
-        machine.commit,
-        machine.build,
-        machine.engine,
-        machine.database,
-    );
-    let rows: Vec<Value> = report
-        .figures
-        .iter()
-        .map(|row| {
-            json!({
-                "figure": row.figure,
-                "median": rounded(row.median),
-                "min": rounded(row.min),
-                "max": rounded(row.max),
-                "unit": row.unit,
-                "goal": row.goal.clone().unwrap_or_default(),
-                "met": row.met.map(|met| if met { "met" } else { "MISSED" }).unwrap_or_default(),
-            })
-        })
-        .collect();
-    text.push_str(&list_table(&rows));
-    text.push('\n');
-    for note in &report.notes {
-        text.push_str(&format!("\nnote: {note}"));
-    }
-    for sentence in &report.broken {
-        text.push_str(&format!("\nBROKEN: {sentence}"));
-    }
-    text
-}
-
-/// Four digits are more than any of this is exact to.
-fn rounded(figure: f64) -> String {
-    match figure.abs() {
-        size if size >= 100.0 => format!("{figure:.0}"),
-        size if size >= 10.0 => format!("{figure:.1}"),
-        size if size >= 1.0 || size == 0.0 => format!("{figure:.2}"),
-        size if size >= 0.01 => format!("{figure:.3}"),
-        _ => format!("{figure:.5}"),
-    }
-}
-
 fn failure(error: bench::Error) -> Failure {
     match error {
         bench::Error::Usage(text) => Failure::Usage(text),
         bench::Error::Unavailable(text) => Failure::Unavailable(text),
         bench::Error::Internal(text) => Failure::Internal(text),
     }
+}
+
+async fn serve_peer(peer: Peer, context: &Context) -> Result<Exit, Failure> {
+    let Loaded { settings, .. } = context.settings(Vec::new())?;
+    telemetry::init(&settings.log).map_err(Failure::Usage)?;
+    let ready = |addr: std::net::SocketAddr| {
+        context.printer.answer(&json!({"grpc_addr": addr.to_string()}));
+    };
+    let kind = match peer.kind {
+        PeerKind::RowLock => Kind::RowLock,
+        PeerKind::DistributedLock => Kind::DistributedLock,
+        PeerKind::DistributedLockFailFast => Kind::DistributedLockFailFast,
+        PeerKind::NaiveLua => Kind::NaiveLua,
+    };
+    let offer = OfferKey {
+        activity_id: ActivityId::new(&peer.activity_id)
+            .map_err(|error| Failure::Usage(format!("activity_id: {error:?}")))?,
+        sku_id: SkuId::new(&peer.sku_id)
+            .map_err(|error| Failure::Usage(format!("sku_id: {error:?}")))?,
+    };
+    peer::serve(&settings, kind, offer, ready, serve::stop_signal()).await.map_err(failure)?;
+    Ok(Exit::Ok)
 }
 
 async fn serve_noop(context: &Context) -> Result<Exit, Failure> {

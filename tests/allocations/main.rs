@@ -4,7 +4,12 @@
 //! calls of a server are counted here with an allocator that counts: over HTTP/2, from a client in
 //! this process whose own share is known from calls of the noop.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may fail by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test may fail by panicking"
+)]
 
 use std::{
     alloc::System,
@@ -123,7 +128,7 @@ async fn a_call_allocates_no_more_than_it_used_to() {
         let settings = settings.clone();
         async move {
             let stop = async move { drop(ended.await) };
-            noop::serve(&settings, |addr| drop(ready.send(addr)), stop).await.unwrap();
+            noop::serve(&settings, |addr| ready.send(addr).unwrap(), stop).await.unwrap();
         }
     });
     let nothing = per_call(addr.await.unwrap(), &offer(0), "noop", SOLD_OUT).await;

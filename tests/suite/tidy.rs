@@ -37,6 +37,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "server.rs",
             "cli/migrate.rs",
             "telemetry.rs",
+            "bench/",
             "simulator/",
         ],
     ),

@@ -7,8 +7,8 @@ use http::HeaderMap;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use super::{OVERLOADED, REPLAYED, RESERVED, TOO_LATE};
-use crate::api::pb::ReserveOutcome;
+use super::{Method, OVERLOADED, REPLAYED, RESERVED, TOO_LATE};
+use crate::api::pb::{ReleaseOutcome, ReserveOutcome};
 
 /// How long the prefix of a message is.
 const PREFIX: usize = 5;
@@ -102,14 +102,28 @@ fn peek(frame: &[u8]) -> Option<Told> {
 
 /// Names what callers were told, and remembers the reasons behind the texts of errors, so that a
 /// flood of the same refusal is decoded once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reasons {
+    method: Method,
     known: Vec<(Vec<u8>, String)>,
     last: String,
 }
 
 impl Reasons {
+    pub(super) fn of(method: Method) -> Self {
+        Self { method, known: Vec::new(), last: String::new() }
+    }
+
     pub(super) fn name(&mut self, told: &Told) -> &str {
+        let outcome = match told {
+            Told::Reserved => ReserveOutcome::Reserved as i32,
+            Told::Outcome(outcome) => i32::from(*outcome),
+            Told::Replayed | Told::TooLate | Told::Broken(_) | Told::Status(_) => 0,
+        };
+        if self.method == Method::Release && outcome > 0 {
+            let name = ReleaseOutcome::try_from(outcome).unwrap_or_default().as_str_name();
+            return name.strip_prefix("RELEASE_OUTCOME_").unwrap_or(name);
+        }
         match told {
             Told::Reserved => RESERVED,
             Told::Replayed => REPLAYED,
@@ -159,7 +173,7 @@ mod tests {
         let mut frame = vec![0; PREFIX];
         response.encode(&mut frame).expect("a vector grows");
         let told = peek(&frame).expect("an outcome");
-        Reasons::default().name(&told).to_owned()
+        Reasons::of(Method::Reserve).name(&told).to_owned()
     }
 
     #[test]
@@ -186,5 +200,12 @@ mod tests {
             }
         }
         assert!(peek(&[0; PREFIX]).is_none());
+    }
+
+    #[test]
+    fn the_same_number_is_another_outcome_of_a_release() {
+        let mut reasons = Reasons::of(Method::Release);
+        assert_eq!(reasons.name(&Told::Outcome(1)), "RELEASED");
+        assert_eq!(Reasons::of(Method::Reserve).name(&Told::Outcome(1)), "NOT_STARTED");
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) async fn open(addr: SocketAddr) -> Result<Self, Error> {
+    pub(super) async fn open(addr: SocketAddr, path: &str) -> Result<Self, Error> {
         let unreachable = |error: &dyn std::error::Error| {
             Error::Unavailable(format!("{addr} does not answer: {error}"))
         };
@@ -52,7 +52,7 @@ impl Link {
             }
         });
         let mut sender = sender.ready().await.map_err(|error| unreachable(&error))?;
-        let head = head(addr);
+        let head = head(addr, path);
         // A call without a message: the limits of the server are known once it has answered.
         let (response, _) =
             sender.send_request(head.clone(), true).map_err(|error| unreachable(&error))?;
@@ -100,9 +100,9 @@ impl Link {
     }
 }
 
-/// What every Reserve begins with.
-fn head(addr: SocketAddr) -> Request<()> {
-    Request::post(format!("http://{addr}/seckill.v1.Seckill/Reserve"))
+/// What every call begins with.
+fn head(addr: SocketAddr, path: &str) -> Request<()> {
+    Request::post(format!("http://{addr}{path}"))
         .version(Version::HTTP_2)
         .header("te", "trailers")
         .header("content-type", "application/grpc")

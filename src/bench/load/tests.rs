@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
+use std::collections::BTreeMap;
+
 use http::{HeaderMap, Response};
 use prost::bytes::Bytes;
 use tokio::{net::TcpListener, task::JoinSet};

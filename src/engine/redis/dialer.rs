@@ -15,7 +15,7 @@ use ::redis::{
     aio::{AsyncPushSender, MultiplexedConnection, SendError},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
-use bb8::{ErrorSink, ManageConnection};
+use bb8_redis::bb8::{ErrorSink, ManageConnection};
 use tokio::sync::watch;
 
 use super::{

@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use bb8::{ErrorSink, Pool, PooledConnection, RunError};
+use bb8_redis::bb8::{ErrorSink, Pool, PooledConnection, RunError};
 use futures_util::{FutureExt, future::join_all};
 use tokio::{sync::watch, time::timeout};
 
