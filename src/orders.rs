@@ -2,14 +2,81 @@
 
 use std::collections::HashMap;
 
-use sea_orm::{ActiveValue::Set, ColumnTrait, DbErr, EntityTrait, QueryFilter};
+use sea_orm::{
+    ActiveValue::Set,
+    ColumnTrait, ConnectionTrait, DbErr, EntityTrait, QueryFilter,
+    sea_query::{Expr, ExprTrait, Order, Query},
+};
 
 use crate::{
     database::{Transaction, insert_ignore},
     domain::TimeMs,
-    entity::{offers, orders, orders::OrderState},
+    entity::{offers, orders, orders::OrderState, outbox},
     outbox::Row,
 };
+
+/// How many ids stand in one statement.
+const IDS: usize = 500;
+
+/// Places the orders of these rows where none of them has one yet: copied inside the database, which
+/// is much cheaper than to read the rows and write them back. Answers how many were placed, one for
+/// each row that has its offer.
+///
+/// # Errors
+/// Those of the database; a fault of data when any order, or any order of that slot, is there already.
+/// The transaction is then to be rolled back, and [`place`] looks at each row.
+pub async fn place_new(transaction: &Transaction, ids: &[i64], now: TimeMs) -> Result<u64, DbErr> {
+    use orders::Column as To;
+    use outbox::Column as From;
+    let columns = [
+        (To::OrderNo, From::OrderNo),
+        (To::ReservationId, From::ReservationId),
+        (To::ActivityId, From::ActivityId),
+        (To::SkuId, From::SkuId),
+        (To::UserId, From::UserId),
+        (To::Slot, From::Slot),
+        (To::Quantity, From::Quantity),
+    ];
+    let of_offer =
+        [(To::PriceMinor, offers::Column::PriceMinor), (To::Currency, offers::Column::Currency)];
+    let mut placed = 0;
+    for some in ids.chunks(IDS) {
+        let mut rows = Query::select();
+        rows.columns(columns.map(|(_, from)| (outbox::Entity, from)))
+            .columns(of_offer.map(|(_, from)| (offers::Entity, from)))
+            .expr(Expr::val(OrderState::Created))
+            .expr(Expr::val(now.0))
+            .from(outbox::Entity)
+            .inner_join(
+                offers::Entity,
+                Expr::col((offers::Entity, offers::Column::ActivityId))
+                    .equals((outbox::Entity, From::ActivityId))
+                    .and(
+                        Expr::col((offers::Entity, offers::Column::SkuId))
+                            .equals((outbox::Entity, From::SkuId)),
+                    ),
+            )
+            .and_where(Expr::col((outbox::Entity, From::Id)).is_in(some.iter().copied()));
+        // One order of locks everywhere; see ARCHITECTURE.md.
+        for column in [From::ActivityId, From::SkuId, From::UserId, From::Slot, From::ReservationId]
+        {
+            rows.order_by((outbox::Entity, column), Order::Asc);
+        }
+        let mut insert = Query::insert();
+        insert.into_table(orders::Entity);
+        let columns = columns
+            .map(|(to, _)| to)
+            .into_iter()
+            .chain(of_offer.map(|(to, _)| to))
+            .chain([To::State, To::CreateTime]);
+        insert
+            .columns(columns)
+            .select_from(rows)
+            .map_err(|error| DbErr::Custom(error.to_string()))?;
+        placed += transaction.execute(&insert).await?.rows_affected();
+    }
+    Ok(placed)
+}
 
 /// Places the orders of these rows; an order that is there already is fine if it is the same.
 ///

@@ -1,9 +1,10 @@
 //! ReserveStream: what Reserve does, for many requests on one stream.
 //!
 //! **Promises:** each request is answered once, as soon as it is decided; one that fails does not
-//! end the stream. At most [`IN_FLIGHT`] are under way, and each has its place among all reservations
-//! of the server; until there is one no more is read, and the client waits: too many are not refused
-//! here, they come later. What was begun is finished without the client (I9).
+//! end the stream. At most [`IN_FLIGHT`] are under way; until one is answered no more is read, and the
+//! client waits. Each has its place among all reservations of the server, and waits for one rather than
+//! being refused. It waits in a task of its own: a client that does not read keeps no place from others.
+//! What was begun is finished without the client (I9).
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -11,12 +12,7 @@ use futures_util::{Stream, StreamExt as _, future, stream};
 use tonic::Status;
 
 use super::{Services, convert, pb, stack::mended_status, status::stream_error};
-use crate::{
-    admission::{Admit, room::Place},
-    domain::ReserveOutcome,
-    engine::batcher::Caller,
-    error::Error,
-};
+use crate::{admission::Admit, domain::ReserveOutcome, engine::batcher::Caller, error::Error};
 
 /// Requests of one stream that are under way at once.
 const IN_FLIGHT: usize = 1_024;
@@ -32,21 +28,16 @@ pub(super) fn answer(
     let connection = Arc::new(());
     let caller = Caller::new(&connection, None);
     let end = future::FutureExt::shared(end);
-    let room = services.reservations.writer.room().clone();
     let ended = end.clone();
     let answers = requests
         .take_until(end)
-        .then(move |request| {
-            let room = room.clone();
-            async move { (request, room.wait().await) }
-        })
-        .map(move |(request, place)| {
+        .map(move |request| {
             let (services, caller) = (services.clone(), caller.clone());
             async move {
                 let request = request.map_err(|status| mended_status(&status))?;
                 let request = request.request.unwrap_or_default();
                 let request_id = request.request_id.clone();
-                let answered = answer_one(&services, place, &request, address, caller).await;
+                let answered = answer_one(&services, &request, address, caller).await;
                 let result = match answered {
                     Ok(outcome) => pb::reserve_stream_response::Result::Response(outcome.into()),
                     Err(error) => pb::reserve_stream_response::Result::Error(stream_error(error)),
@@ -65,7 +56,6 @@ pub(super) fn answer(
 
 async fn answer_one(
     services: &Services,
-    place: Result<Place, Error>,
     request: &pb::ReserveRequest,
     address: Option<IpAddr>,
     caller: Caller,
@@ -74,10 +64,22 @@ async fn answer_one(
         return Err(Error::invalid("request_id", "must be set on a stream: it names the answer"));
     }
     let request = convert::reserve(request, false, address)?;
-    let admit = services.reservations.admit_with(Some(place?), &request)?;
-    if let Admit::No(outcome) = admit {
-        return Ok(outcome);
-    }
     let reservations = services.reservations.clone();
-    services.run(async move { reservations.reserve_after(admit, request, caller).await }).await
+    match reservations.writer.room().enter() {
+        Ok(place) => match reservations.admit_with(Some(place), &request)? {
+            Admit::No(outcome) => Ok(outcome),
+            admit @ (Admit::Yes(_) | Admit::Unseen(_)) => {
+                let work = async move { reservations.reserve_after(admit, request, caller).await };
+                services.run(work).await
+            }
+        },
+        Err(_) => {
+            let work = async move {
+                let place = reservations.writer.room().wait().await?;
+                let admit = reservations.admit_with(Some(place), &request)?;
+                reservations.reserve_after(admit, request, caller).await
+            };
+            services.run(work).await
+        }
+    }
 }

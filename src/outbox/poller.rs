@@ -14,7 +14,8 @@ use std::{
 };
 
 use sea_orm::{
-    ColumnTrait, Condition, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect,
+    ColumnTrait, Condition, DbErr, EntityTrait, FromQueryResult, QueryFilter, QueryOrder,
+    QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 use tokio::time::Instant;
@@ -96,21 +97,26 @@ impl Poller {
     }
 
     async fn order_due(&self, pass: &mut Pass) -> Result<(), Error> {
-        match self.order_batch(None).await {
-            Ok(ordered) => {
-                pass.ordered += ordered;
-                return Ok(());
+        for claim in [Claim::New, Claim::Any] {
+            match self.order_batch(claim).await {
+                Ok(ordered) => {
+                    pass.ordered += ordered;
+                    return Ok(());
+                }
+                Err(Setback::Sql(error)) if classify(&error) == SqlFault::RolledBack => {
+                    return Ok(());
+                }
+                Err(Setback::Sql(error)) if classify(&error) != SqlFault::Data => {
+                    return Err(error.into());
+                }
+                // Some row has an order already, or is poisoned.
+                Err(Setback::Sql(_) | Setback::Rows) => {}
             }
-            Err(Setback::Sql(error)) if classify(&error) == SqlFault::RolledBack => return Ok(()),
-            Err(Setback::Sql(error)) if classify(&error) != SqlFault::Data => {
-                return Err(error.into());
-            }
-            // Some row is poisoned: each for itself, so that it fails alone.
-            Err(Setback::Sql(_) | Setback::Rows) => {}
         }
+        // Each for itself, so that the poisoned one fails alone.
         let due = self.due(OutboxState::Pending).await?;
         for row in due {
-            match self.order_batch(Some(row.id)).await {
+            match self.order_batch(Claim::One(row.id)).await {
                 Ok(ordered) => pass.ordered += ordered,
                 Err(Setback::Rows) => {
                     self.count_attempt(&row, "the order of another reservation is in the way")
@@ -130,13 +136,16 @@ impl Poller {
         Ok(())
     }
 
-    /// Orders all that is due, or one row, in one transaction; answers how many.
-    async fn order_batch(&self, only: Option<i64>) -> Result<usize, Setback> {
+    /// Orders what is due and claimed, in one transaction; answers how many.
+    async fn order_batch(&self, claim: Claim) -> Result<usize, Setback> {
         let now = self.database.clock();
-        let most = if only.is_some() { 1 } else { self.pace().take(usize::MAX) };
+        let most = match claim {
+            Claim::New | Claim::Any => self.pace().take(usize::MAX),
+            Claim::One(_) => 1,
+        };
         let transaction = self.database.begin_group().await?;
         let begun = Instant::now();
-        match self.order_claimed(&transaction, only, most, now).await {
+        match self.order_claimed(&transaction, claim, most, now).await {
             Ok(0) => {
                 transaction.rollback().await?;
                 Ok(0)
@@ -159,32 +168,48 @@ impl Poller {
     async fn order_claimed(
         &self,
         transaction: &Transaction,
-        only: Option<i64>,
+        claim: Claim,
         most: usize,
         now: TimeMs,
     ) -> Result<usize, Setback> {
         let mut query = outbox::Entity::find()
             .filter(outbox::due(OutboxState::Pending))
             .filter(outbox::Column::NextAttemptTime.lte(now.0));
-        if let Some(id) = only {
+        if let Claim::One(id) = claim {
             query = query.filter(outbox::Column::Id.eq(id));
         }
         let query = query
             .order_by_asc(outbox::Column::NextAttemptTime)
             .order_by_asc(outbox::Column::Id)
             .limit(most as u64);
-        let mut rows = lock_free_rows(query).all(transaction).await?;
-        if rows.is_empty() {
+        let claimed: Vec<Claimed> = match claim {
+            Claim::New => {
+                let query = query.select_only().columns(Claimed::COLUMNS);
+                let claimed: Vec<Claimed> =
+                    lock_free_rows(query).into_model().all(transaction).await?;
+                let ids: Vec<i64> = claimed.iter().map(|row| row.id).collect();
+                if !ids.is_empty()
+                    && orders::place_new(transaction, &ids, now).await? != ids.len() as u64
+                {
+                    return Err(Setback::Rows);
+                }
+                claimed
+            }
+            Claim::Any | Claim::One(_) => {
+                let mut rows = lock_free_rows(query).all(transaction).await?;
+                rows.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
+                let offers = self.offers_of(transaction, &rows).await?;
+                if orders::place(transaction, &rows, &offers, now).await?.contains(&false) {
+                    return Err(Setback::Rows);
+                }
+                rows.into_iter().map(Claimed::from).collect()
+            }
+        };
+        if claimed.is_empty() {
             return Ok(0);
         }
-        rows.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
-        let offers = self.offers_of(transaction, &rows).await?;
-        let placed = orders::place(transaction, &rows, &offers, now).await?;
         failpoint!("after_orders_inserted");
-        if placed.contains(&false) {
-            return Err(Setback::Rows);
-        }
-        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+        let ids: Vec<i64> = claimed.iter().map(|row| row.id).collect();
         for some in ids.chunks(500) {
             outbox::Entity::update_many()
                 .col_expr(outbox::Column::State, Expr::value(OutboxState::Done))
@@ -195,7 +220,7 @@ impl Poller {
                 .await?;
         }
         let mut units: BTreeMap<(&str, &str), i64> = BTreeMap::new();
-        for row in &rows {
+        for row in &claimed {
             *units.entry((&row.activity_id, &row.sku_id)).or_default() += i64::from(row.quantity);
         }
         for ((activity_id, sku_id), units) in units {
@@ -206,7 +231,7 @@ impl Poller {
                 .exec(transaction)
                 .await?;
         }
-        Ok(rows.len())
+        Ok(claimed.len())
     }
 
     /// The price of an offer never changes, so it is read without a lock.
@@ -321,6 +346,42 @@ impl Poller {
             .exec(self.database.writer())
             .await?;
         Ok(())
+    }
+}
+
+/// What a transaction works on.
+#[derive(Debug, Clone, Copy)]
+enum Claim {
+    /// All that is due, none of which has an order: nearly always.
+    New,
+    /// All that is due, looked at row by row.
+    Any,
+    /// The row with this id.
+    One(i64),
+}
+
+/// What the poller itself needs to know of a row.
+#[derive(Debug, FromQueryResult)]
+struct Claimed {
+    id: i64,
+    activity_id: String,
+    sku_id: String,
+    quantity: i32,
+}
+
+impl Claimed {
+    const COLUMNS: [outbox::Column; 4] = [
+        outbox::Column::Id,
+        outbox::Column::ActivityId,
+        outbox::Column::SkuId,
+        outbox::Column::Quantity,
+    ];
+}
+
+impl From<Row> for Claimed {
+    fn from(row: Row) -> Self {
+        let Row { id, activity_id, sku_id, quantity, .. } = row;
+        Self { id, activity_id, sku_id, quantity }
     }
 }
 

@@ -33,7 +33,7 @@ const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 const MIB: u64 = 1_024 * 1_024;
 /// How much a server may grow under an attack, beside what its allocator keeps of normal calls.
-const ROOM: u64 = 48 * MIB;
+const ROOM: u64 = 96 * MIB;
 /// How long others may wait for their answer while somebody attacks.
 const OTHERS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a flood waits for room in a socket before it counts as stopped.

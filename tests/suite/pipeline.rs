@@ -334,7 +334,9 @@ on_every_ground! {
         let world = ground.world().await;
         let key = world.open_sale(&units(1_400)).await;
         let buyers: Vec<String> = (0..1_300).map(|n| format!("u{n}")).collect();
-        futures_util::future::join_all(buyers.iter().map(|b| world.win(&key, b, "r1"))).await;
+        for some in buyers.chunks(500) {
+            futures_util::future::join_all(some.iter().map(|b| world.win(&key, b, "r1"))).await;
+        }
         world.rebuild(&key).await;
         let levels = world.levels(&key).await;
         assert_eq!((levels.stock, levels.reservations, levels.unacked), (100, 1_300, 0));

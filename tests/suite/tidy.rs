@@ -48,7 +48,6 @@ const NAMES: &[(&str, &[&str])] = &[
             "api.rs",
             "api/",
             "server.rs",
-            "server/tenure.rs",
             "server/",
             "cli.rs",
             "cli/",
