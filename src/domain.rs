@@ -21,7 +21,7 @@ mod page;
 
 pub use networks::{Networks, NoNetwork};
 pub use operations::{
-    AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures, ReconcileReport,
+    AdjustRequest, Adjusted, AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures, ReconcileReport,
     SegmentFigures,
 };
 pub use page::{InvalidToken, PageQuery, open_token, seal_token};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sea_orm::ConnectionTrait;
 use seckill::{
     domain::{ReleaseOutcome, ReserveOutcome, TimeMs},
-    engine::scripts::{Found, GivenBack, RebuildStep, Refusal},
+    engine::scripts::{Found, GivenBack, RebuildStep, Refusal, Unacked},
     entity::outbox::OutboxState,
     error::Error,
     outbox::writer::Written,
@@ -62,7 +62,7 @@ on_every_ground! {
         // The sweeper of another server has read the entry, and a repeat is on its way there.
         let offer = second.offer(&key).await;
         let before = TimeMs::now().plus(Duration::from_secs(1));
-        let (epoch, entries) =
+        let Unacked { epoch, entries, .. } =
             offer.segment.scripts.unacked(before, 10).await.unwrap().unwrap();
         sql(&world, "ALTER TABLE outbox_away RENAME TO outbox").await;
         world.close_circuits().await;
