@@ -129,8 +129,12 @@ impl Activities {
                     let settled =
                         adjustments::settle_aside(&self.recovery, offer, epoch, id, &row).await;
                     is_same(request, &row)?;
-                    if settled.is_err() {
-                        self.follow(offer, &row).await?;
+                    match settled {
+                        Ok(()) => {}
+                        Err(Error::OfferFrozen(_)) => self.follow(offer, &row).await?,
+                        // It is refused for certain; the sweeper puts back what is set aside.
+                        Err(_) if row.state == AdjustmentState::Cancelled => {}
+                        Err(error) => return Err(error),
                     }
                     return Ok(row);
                 }
