@@ -23,7 +23,7 @@ use crate::support::{
     wire::Wire,
 };
 
-const STEPS: usize = 7;
+const STEPS: usize = 8;
 
 fn activity() -> activities::Model {
     activities::Model {
