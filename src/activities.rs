@@ -448,11 +448,7 @@ fn seconds(span: Duration) -> i64 {
 }
 
 /// Whether an activity is what this specification makes, apart from what happened to it since.
-fn is_same(
-    spec: &ActivitySpec,
-    view: &ActivityView,
-    adjusted: &HashMap<String, i64>,
-) -> bool {
+fn is_same(spec: &ActivitySpec, view: &ActivityView, adjusted: &HashMap<String, i64>) -> bool {
     let same_offer = |(spec, view): (&crate::domain::OfferSpec, &OfferView)| {
         spec.sku_id.as_str() == view.sku_id
             && spec.title == view.title

@@ -74,7 +74,9 @@ pub enum Verdict {
     /// This is stored, by this call or by an earlier one under the same id.
     Stored(Adjustment),
     /// SQL is at another epoch than the set-aside; nothing is stored.
-    OtherEpoch { sql: u64 },
+    OtherEpoch {
+        sql: u64,
+    },
     /// The activity is in another state, or the offer is cold; nothing is stored.
     NotOpen,
     UnknownOffer,

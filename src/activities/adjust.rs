@@ -115,7 +115,9 @@ impl Activities {
                         Error::internal(format!("the engine knows an end of {id}, SQL does not"))
                     })?)
                 }
-                Err(Refusal::Frozen { stamp, reason }) if reason == "epoch" && stamp.epoch > epoch => {
+                Err(Refusal::Frozen { stamp, reason })
+                    if reason == "epoch" && stamp.epoch > epoch =>
+                {
                     offer.segment.adopt(stamp.epoch);
                     continue;
                 }

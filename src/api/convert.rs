@@ -19,10 +19,10 @@ use check::Check;
 use super::pb;
 use crate::{
     domain::{
-        ActivityId, ActivityListQuery, AdjustRequest, ActivitySpec, ActivityState, BuyerId, ConfirmRequest,
-        MAX_OFFERS, MAX_ORDERS_PER_USER, MAX_QUANTITY, MAX_SEGMENTS, MAX_TOTAL, OfferSpec,
-        PageQuery, ReleaseRequest, RequestId, ReservationId, ReservationQuery, ReserveRequest,
-        SkuId, WatchRequest,
+        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, AdjustRequest, BuyerId,
+        ConfirmRequest, MAX_OFFERS, MAX_ORDERS_PER_USER, MAX_QUANTITY, MAX_SEGMENTS, MAX_TOTAL,
+        OfferSpec, PageQuery, ReleaseRequest, RequestId, ReservationId, ReservationQuery,
+        ReserveRequest, SkuId, WatchRequest,
     },
     error::Error,
 };

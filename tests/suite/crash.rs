@@ -352,8 +352,7 @@ async fn adjusts_and_dies(
 
 /// Waits until the engine sells as many units as this, with nothing set aside.
 async fn settled(process: &Process, key: &OfferKey, total: u64) {
-    let request =
-        pb::ReconcileRequest { activity_id: key.activity_id.to_string(), repair: false };
+    let request = pb::ReconcileRequest { activity_id: key.activity_id.to_string(), repair: false };
     let admin = SeckillAdminClient::new(process.channel().await);
     eventually("the adjustment is finished", async || {
         let report = admin.clone().reconcile(request.clone()).await.ok()?.into_inner().report?;

@@ -175,7 +175,7 @@ on_every_ground! {
             (&refused["applied"], &refused["possible"], &refused["offer"]["total"]),
             (&false.into(), &(-1).into(), &2.into()),
         );
-        let conflict = json(&server, 1, &adjust("4", "a1")).await;
+        let conflict = json(&server, 64, &adjust("4", "a1")).await;
         assert_eq!(conflict["error"]["reason"], "REQUEST_ID_CONFLICT", "{conflict}");
         let nothing = run(&server, &adjust("0", "a4")).await;
         assert_eq!(nothing.status.code(), Some(64), "{nothing:?}");

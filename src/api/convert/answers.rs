@@ -7,10 +7,10 @@ use prost_types::{Duration as PbDuration, Timestamp};
 use crate::{
     api::pb,
     domain::{
-        ActivityState, ActivityView, Adjusted, AuditView, ConfirmOutcome, DeadLetterView, Difference,
-        DifferenceKind, OfferFigures, OfferPipeline, OfferView, PipelineStatus, ReconcileReport,
-        RefusedBecause, ReleaseOutcome, Reservation, ReservationState, ReserveOutcome,
-        SegmentFigures, StockUpdate, StockView, TimeMs, WarmUpReport,
+        ActivityState, ActivityView, Adjusted, AuditView, ConfirmOutcome, DeadLetterView,
+        Difference, DifferenceKind, OfferFigures, OfferPipeline, OfferView, PipelineStatus,
+        ReconcileReport, RefusedBecause, ReleaseOutcome, Reservation, ReservationState,
+        ReserveOutcome, SegmentFigures, StockUpdate, StockView, TimeMs, WarmUpReport,
     },
 };
 
