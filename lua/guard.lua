@@ -84,3 +84,31 @@ local function find_slot(buyer, reservation_id, max_orders)
   end
   return nil
 end
+
+-- The most units of an offer: beyond it not every whole number is a Lua number.
+local MAX_TOTAL = 9007199254740991
+
+local function is_count(text)
+  return string.match(text, '^[1-9]%d*$') ~= nil and tonumber(text) <= MAX_TOTAL
+end
+
+-- Units set aside for adjustments that SQL has yet to decide or the engine to forget; nil: corrupt.
+local function units_aside()
+  local aside = redis.call('HGET', META, 'aside') or '0'
+  return string.match(aside, '^%d+$') and tonumber(aside)
+end
+
+-- What the segment knows of an adjustment, `set_aside units time` or `word units`: word and units.
+local function find_adjustment(request_id)
+  local known = redis.call('HGET', TRANSFERS, 'adjust:' .. request_id)
+  if known then
+    return string.match(known, '^(%S+) (%d+)')
+  end
+end
+
+-- Notes what became of an adjustment; the first write of its script.
+local function note_adjustment(segment, request_id, text)
+  redis.call('HDEL', TRANSFERS, 'adjust:' .. request_id)
+  redis.call('HSET', TRANSFERS, 'adjust:' .. request_id, text)
+  redis.call('PEXPIREAT', TRANSFERS, segment.expire_time)
+end

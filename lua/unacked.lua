@@ -4,8 +4,9 @@ unacked.lua: read reservations that nobody acknowledged for a while.
 KEYS    the segment
 ARGV[1] server   ARGV[2] taken before this time, ms   ARGV[3] at most so many, up to 500
 
-Replies a refusal of guard.lua, or {'ok', epoch, revision, member, record, member, record, …}, the
-oldest first. All of them were taken under that epoch: a rebuild empties `unacked`.
+Replies a refusal of guard.lua, or {'ok', epoch, revision, aside, member, record, member, record,
+…}, the oldest first. All of them were taken under that epoch: a rebuild empties `unacked`. aside
+are the units that are set aside for adjustments, which asides.lua names.
 
 An entry whose reservation is gone is removed; nothing else changes.
 ]]
@@ -13,7 +14,11 @@ local refusal, segment = guard(ARGV[1], false)
 if refusal then
   return refusal
 end
-local reply = {'ok', segment.epoch, segment.revision}
+local aside = units_aside()
+if not aside then
+  return {'frozen', segment.epoch, segment.revision, 'corrupt'}
+end
+local reply = {'ok', segment.epoch, segment.revision, aside}
 local members = redis.call('ZRANGEBYSCORE', UNACKED, '-inf', '(' .. ARGV[2], 'LIMIT', 0, ARGV[3])
 if #members == 0 then
   return reply

@@ -6,6 +6,7 @@
 //! the activity's version, by which every instance sees that something changed.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -16,6 +17,7 @@ use sea_orm::{
     sea_query::{Expr, ExprTrait},
 };
 
+mod adjust;
 mod rebuild_stock;
 mod settle;
 mod status;
@@ -31,7 +33,7 @@ use crate::{
         OfferView, TimeMs, open_token, seal_token,
     },
     engine::{Engine, events::Event, locks::Locks},
-    entity::{activities, offers},
+    entity::{activities, adjustments, adjustments::AdjustmentState, offers},
     error::Error,
     metrics,
     reconcile::Reconciler,
@@ -73,11 +75,26 @@ impl Activities {
         let id = spec.activity_id.clone();
         self.repeat(|| self.create_transaction(&spec, actor)).await?;
         let view = self.get(&id).await?;
-        if !is_same(&spec, &view) {
+        let adjusted = self.adjusted_by(&id).await.map_err(|error| self.sql_failed(error))?;
+        if !is_same(&spec, &view, &adjusted) {
             return Err(Error::ActivityExists(id.to_string()));
         }
         self.changed(&id).await?;
         Ok(view)
+    }
+
+    /// By how many units each offer was adjusted since its creation.
+    async fn adjusted_by(&self, id: &ActivityId) -> Result<HashMap<String, i64>, DbErr> {
+        let rows = adjustments::Entity::find()
+            .filter(adjustments::Column::ActivityId.eq(id.as_str()))
+            .filter(adjustments::Column::State.ne(AdjustmentState::Cancelled))
+            .all(self.database.reader())
+            .await?;
+        let mut adjusted = HashMap::new();
+        for row in rows {
+            *adjusted.entry(row.sku_id).or_default() += row.delta;
+        }
+        Ok(adjusted)
     }
 
     async fn create_transaction(&self, spec: &ActivitySpec, actor: &str) -> Result<(), DbErr> {
@@ -431,13 +448,14 @@ fn seconds(span: Duration) -> i64 {
 }
 
 /// Whether an activity is what this specification makes, apart from what happened to it since.
-fn is_same(spec: &ActivitySpec, view: &ActivityView) -> bool {
+fn is_same(spec: &ActivitySpec, view: &ActivityView, adjusted: &HashMap<String, i64>) -> bool {
     let same_offer = |(spec, view): (&crate::domain::OfferSpec, &OfferView)| {
         spec.sku_id.as_str() == view.sku_id
             && spec.title == view.title
             && spec.price_minor == view.price_minor
             && spec.currency == view.currency
-            && i64::try_from(spec.total) == Ok(view.total)
+            && i64::try_from(spec.total)
+                == Ok(view.total - adjusted.get(&view.sku_id).copied().unwrap_or(0))
             && i64::from(spec.max_orders) == i64::from(view.max_orders)
             && i64::from(spec.max_quantity) == i64::from(view.max_quantity)
             && spec.hold == view.hold

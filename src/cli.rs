@@ -4,6 +4,7 @@
 //! came of it, by [`Exit`].
 
 mod activity;
+mod adjust;
 mod audit;
 mod bench;
 mod client;
@@ -152,6 +153,7 @@ pub enum Command {
     Confirm(reservation::Confirm),
     Reservation(reservation::Get),
     Watch(watch::Watch),
+    Adjust(adjust::Adjust),
     Status(status::Status),
     Reconcile(reconcile::Reconcile),
     Rebuild(reconcile::Rebuild),
@@ -284,6 +286,7 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Confirm(confirm) => confirm.run(context).await,
         Command::Reservation(get) => get.run(context).await,
         Command::Watch(watch) => watch.run(context).await,
+        Command::Adjust(adjust) => adjust.run(context).await,
         Command::Status(status) => status.run(context).await,
         Command::Reconcile(reconcile) => reconcile.run(context).await,
         Command::Rebuild(rebuild) => rebuild.run(context).await,

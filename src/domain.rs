@@ -21,8 +21,8 @@ mod page;
 
 pub use networks::{Networks, NoNetwork};
 pub use operations::{
-    AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures, ReconcileReport,
-    SegmentFigures,
+    AdjustRequest, Adjusted, AuditView, DeadLetterView, Difference, DifferenceKind, OfferFigures,
+    ReconcileReport, SegmentFigures,
 };
 pub use page::{InvalidToken, PageQuery, open_token, seal_token};
 

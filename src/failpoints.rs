@@ -39,6 +39,15 @@ pub const ALL: &[&str] = &[
     // sweeper
     "before_settle",
     "after_settle",
+    // adjustments
+    "after_set_aside_script",
+    "before_adjustment_commit",
+    "after_adjustment_commit",
+    "after_adjustment_script",
+    "after_adjustment_applied",
+    "before_undo_commit",
+    "after_undo_commit",
+    "after_put_back_script",
     // rebuild
     "before_epoch_commit",
     "after_epoch_raised",

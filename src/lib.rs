@@ -99,6 +99,8 @@ pub mod recovery;
 
 pub mod activities;
 
+pub mod adjustments;
+
 pub mod stock_feed;
 
 pub mod books;

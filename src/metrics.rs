@@ -103,6 +103,7 @@ families! {
 /// Why offers are frozen and rebuilt: what `guard.lua` finds, what `recovery` finds, and what
 /// others ask it for.
 const REASONS: &[&str] = &[
+    "adjustment",
     "behind",
     "corrupt",
     "unreadable",

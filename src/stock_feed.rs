@@ -236,7 +236,7 @@ impl StockFeed {
                     return None;
                 }
                 Some(Figures {
-                    total: levels.total,
+                    total: levels.offered(),
                     remaining: levels.stock,
                     stamp: levels.stamp,
                     observe_time: offer.clock.now(),

@@ -19,6 +19,7 @@ mod m20261129_000004_orders;
 mod m20261129_000005_adjustments;
 mod m20261129_000006_audit;
 mod m20261129_000007_leases;
+mod m20261130_000008_adjustments_possible;
 
 /// The steps in order.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +36,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261129_000005_adjustments::Migration),
             Box::new(m20261129_000006_audit::Migration),
             Box::new(m20261129_000007_leases::Migration),
+            Box::new(m20261130_000008_adjustments_possible::Migration),
         ]
     }
 }

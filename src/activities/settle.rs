@@ -19,7 +19,9 @@ use crate::{
     database::{Transaction, finish},
     domain::{ActivityId, ActivityState, ActivityView, ReconcileReport},
     engine::locks,
-    entity::{activities, offers, outbox, outbox::OutboxState},
+    entity::{
+        activities, adjustments, adjustments::AdjustmentState, offers, outbox, outbox::OutboxState,
+    },
     error::Error,
     failpoints::failpoint,
     reconcile,
@@ -207,11 +209,15 @@ async fn open_rows(transaction: &Transaction, id: &str) -> Result<Option<String>
     let rows = || outbox::Entity::find().filter(outbox::Column::ActivityId.eq(id));
     let in_state = |state| rows().filter(outbox::due(state)).count(transaction);
     let holds = rows().filter(outbox::expiring(OutboxState::Done));
+    let adjusting = adjustments::Entity::find()
+        .filter(adjustments::Column::ActivityId.eq(id))
+        .filter(adjustments::Column::State.eq(AdjustmentState::Pending));
     Ok(listed([
         (in_state(OutboxState::Pending).await?, "outbox rows on their way to orders"),
         (in_state(OutboxState::Releasing).await?, "outbox rows on their way back to the engine"),
         (in_state(OutboxState::Dead).await?, "dead letters, to be retried or discarded"),
         (holds.count(transaction).await?, "holds that are neither confirmed nor over"),
+        (adjusting.count(transaction).await?, "adjustments on their way to the engine"),
     ]))
 }
 

@@ -3,7 +3,7 @@
 use tonic::{Request, Response, Status};
 
 use super::{Services, access::Identity, convert, pb};
-use crate::{audit, error::Error};
+use crate::audit;
 
 /// Who calls, for the audit: the name of the token or the certificate. Where callers are not asked
 /// it is their address; a name has no space in it, or is a certificate's that the settings list.
@@ -14,11 +14,6 @@ pub(super) fn actor<T>(request: &Request<T>) -> String {
         (None, Some(address)) => format!("grpc {address}"),
         (None, None) => "grpc".to_owned(),
     }
-}
-
-/// The answer of what this version does not offer; the request is not looked at.
-fn later<T>(method: &'static str) -> Result<Response<T>, Status> {
-    Err(Error::Unimplemented(method).into())
 }
 
 #[tonic::async_trait]
@@ -132,9 +127,13 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
 
     async fn adjust_stock(
         &self,
-        _: Request<pb::AdjustStockRequest>,
+        request: Request<pb::AdjustStockRequest>,
     ) -> Result<Response<pb::AdjustStockResponse>, Status> {
-        later("AdjustStock")
+        let actor = actor(&request);
+        let request = convert::adjust_stock(request.into_inner())?;
+        let activities = self.activities.clone();
+        let work = async move { activities.adjust(&request, &actor).await };
+        Ok(Response::new(self.run(work).await?.into()))
     }
 
     async fn reconcile(

@@ -19,10 +19,10 @@ use check::Check;
 use super::pb;
 use crate::{
     domain::{
-        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, BuyerId, ConfirmRequest,
-        MAX_OFFERS, MAX_ORDERS_PER_USER, MAX_QUANTITY, MAX_SEGMENTS, MAX_TOTAL, OfferSpec,
-        PageQuery, ReleaseRequest, RequestId, ReservationId, ReservationQuery, ReserveRequest,
-        SkuId, WatchRequest,
+        ActivityId, ActivityListQuery, ActivitySpec, ActivityState, AdjustRequest, BuyerId,
+        ConfirmRequest, MAX_OFFERS, MAX_ORDERS_PER_USER, MAX_QUANTITY, MAX_SEGMENTS, MAX_TOTAL,
+        OfferSpec, PageQuery, ReleaseRequest, RequestId, ReservationId, ReservationQuery,
+        ReserveRequest, SkuId, WatchRequest,
     },
     error::Error,
 };
@@ -302,6 +302,27 @@ fn offer_spec(check: &mut Check, at: usize, spec: pb::OfferSpec) -> Option<Offer
         max_quantity: max_quantity?,
         hold: Some(hold?).filter(|hold| !hold.is_zero()),
         segments: segments?,
+    })
+}
+
+/// Reads an AdjustStockRequest.
+pub fn adjust_stock(request: pb::AdjustStockRequest) -> Result<AdjustRequest, Error> {
+    let mut check = Check::default();
+    let offer = check.offer("", &request.activity_id, &request.sku_id);
+    let delta = request.delta;
+    if delta == 0 || delta.unsigned_abs() > MAX_TOTAL {
+        let rule = format_args!("must be -{MAX_TOTAL} to {MAX_TOTAL}, and not 0 (it is {delta})");
+        check.fail(format_args!("delta"), rule);
+    }
+    let request_id = check.id("request_id", &request.request_id, RequestId::new);
+    check.text(format_args!("reason"), &request.reason, 0, MAX_REASON_CHARS);
+    check.finish(|| {
+        Some(AdjustRequest {
+            offer: offer?,
+            delta,
+            request_id: request_id?,
+            reason: request.reason,
+        })
     })
 }
 

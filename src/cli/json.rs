@@ -27,7 +27,7 @@ pub(super) fn activity_line(activity: &pb::Activity) -> Value {
     })
 }
 
-fn offer(offer: &pb::Offer) -> Value {
+pub(super) fn offer(offer: &pb::Offer) -> Value {
     json!({
         "sku_id": offer.sku_id,
         "title": offer.title,

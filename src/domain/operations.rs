@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Reservation, TimeMs};
+use super::{OfferKey, OfferView, RequestId, Reservation, TimeMs};
 
 /// One entry of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,28 @@ pub struct AuditView {
     pub sku_id: String,
     /// A JSON object.
     pub detail: String,
+}
+
+/// More or fewer units of an offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdjustRequest {
+    pub offer: OfferKey,
+    /// Not 0.
+    pub delta: i64,
+    pub request_id: RequestId,
+    /// For the audit.
+    pub reason: String,
+}
+
+/// What an adjustment came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adjusted {
+    /// The offer as SQL has it now.
+    pub offer: OfferView,
+    /// The delta, if it was applied; else the one nearest to it that could have been.
+    pub possible: i64,
+    /// The whole delta, or nothing.
+    pub applied: bool,
 }
 
 /// A reservation that could not become an order.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 mod reply;
 
 use super::{Engine, EngineError, Script, keys, meter::run};
-use crate::domain::{BuyerId, OrderNo, ReservationId, TimeMs};
+use crate::domain::{BuyerId, OrderNo, RequestId, ReservationId, TimeMs};
 pub(super) use reply::Reply;
 
 macro_rules! script {
@@ -42,6 +42,11 @@ script! {
     HOLDINGS = "holdings";
     MEMBERS = "members";
     LOOKUP = "lookup";
+    ADD_UNITS = "add_units";
+    SET_ASIDE = "set_aside";
+    FORGET_ASIDE = "forget_aside";
+    PUT_BACK = "put_back";
+    ASIDES = "asides";
     FREEZE = "freeze";
     REBUILD_BEGIN = "rebuild_begin";
     REBUILD_LOAD = "rebuild_load";
@@ -154,6 +159,46 @@ pub enum Found {
     NotReserved,
 }
 
+/// What `unacked` read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unacked {
+    /// Under which all of `entries` were taken.
+    pub epoch: u64,
+    /// Units that are set aside for adjustments.
+    pub aside: u64,
+    pub entries: Vec<Held>,
+}
+
+/// What `set_aside` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetAside {
+    /// So many units are set aside for the request, now or since before.
+    Done { units: u64 },
+    /// So many can be had, fewer than asked.
+    Insufficient { possible: u64 },
+    /// SQL has decided about this request.
+    Decided,
+}
+
+/// Units that are set aside for an adjustment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aside {
+    pub request_id: RequestId,
+    pub units: u64,
+    pub time: TimeMs,
+}
+
+/// Whether the engine follows what SQL decided about an adjustment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Followed {
+    /// Now, or before, or by a rebuild.
+    Done,
+    /// The engine can't say now.
+    Retry { reason: String },
+    /// It holds something else than SQL says it must.
+    Contradiction { stamp: Stamp },
+}
+
 /// A reservation in the engine, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
@@ -180,6 +225,16 @@ pub struct Levels {
     pub held: u64,
     pub reservations: u64,
     pub unacked: u64,
+    /// Units that are set aside, to be taken off the total or put back.
+    pub aside: u64,
+}
+
+impl Levels {
+    /// Units of the offer that are on sale or in reservations; more than `total` in no state.
+    #[must_use]
+    pub fn offered(&self) -> u64 {
+        self.total.saturating_sub(self.aside)
+    }
 }
 
 /// What [`SegmentScripts::members_page`] reads.
@@ -370,17 +425,18 @@ impl SegmentScripts {
         &self,
         before: TimeMs,
         limit: u32,
-    ) -> Result<Answer<(u64, Vec<Held>)>, EngineError> {
+    ) -> Result<Answer<Unacked>, EngineError> {
         let mut reply = self.eval(Id::UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
         };
+        let aside = reply.number()?;
         let mut entries = Vec::new();
         while !reply.is_empty() {
             entries.push(self.held(&mut reply)?);
         }
-        Ok(Ok((stamp.epoch, entries)))
+        Ok(Ok(Unacked { epoch: stamp.epoch, aside, entries }))
     }
 
     /// What the engine knows of one reservation.
@@ -430,6 +486,7 @@ impl SegmentScripts {
             held: reply.number()?,
             reservations: reply.number()?,
             unacked: reply.number()?,
+            aside: reply.number()?,
         }))
     }
 
@@ -532,6 +589,102 @@ impl SegmentScripts {
             seen.push(record.map(|record| Seen { record, unacked }));
         }
         Ok(Ok((stamp, seen)))
+    }
+
+    /// Puts units on sale that SQL has counted in the total under `epoch`.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn add_units(
+        &self,
+        epoch: u64,
+        request_id: &RequestId,
+        units: u64,
+    ) -> Result<Followed, EngineError> {
+        let args = vec![text(epoch), bytes(request_id.as_str()), text(units)];
+        self.eval(Id::ADD_UNITS, args).await?.followed("added")
+    }
+
+    /// Takes unsold units off sale for an adjustment, before SQL decides about it.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn set_aside(
+        &self,
+        epoch: u64,
+        request_id: &RequestId,
+        units: u64,
+        now: TimeMs,
+    ) -> Result<Answer<SetAside>, EngineError> {
+        let args = vec![text(epoch), bytes(request_id.as_str()), text(units), text(now.0)];
+        let mut reply = self.eval(Id::SET_ASIDE, args).await?;
+        if let Err(refusal) = reply.head()? {
+            return Ok(Err(refusal));
+        }
+        Ok(Ok(match reply.word()?.as_str() {
+            "set_aside" => SetAside::Done { units: reply.number()? },
+            "insufficient" => SetAside::Insufficient { possible: reply.number()? },
+            "put_back" | "taken_away" | "added" => SetAside::Decided,
+            other => return Err(reply.unexpected(other)),
+        }))
+    }
+
+    /// Forgets what was set aside: SQL has taken it off the total under `epoch`.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn forget_aside(
+        &self,
+        epoch: u64,
+        request_id: &RequestId,
+    ) -> Result<Followed, EngineError> {
+        let args = vec![text(epoch), bytes(request_id.as_str())];
+        self.eval(Id::FORGET_ASIDE, args).await?.followed("taken_away")
+    }
+
+    /// Undoes a set-aside of `epoch` that SQL has decided against.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn put_back(
+        &self,
+        epoch: u64,
+        request_id: &RequestId,
+    ) -> Result<Followed, EngineError> {
+        let args = vec![text(epoch), bytes(request_id.as_str())];
+        self.eval(Id::PUT_BACK, args).await?.followed("put_back")
+    }
+
+    /// Reads all that is set aside, and the epoch under which it was.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn asides(&self) -> Result<Answer<(u64, Vec<Aside>)>, EngineError> {
+        let (mut epoch, mut asides) = (0, Vec::new());
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut reply = self.eval(Id::ASIDES, vec![bytes(&cursor), text(PAGE)]).await?;
+            let stamp = match reply.head()? {
+                Ok(stamp) => stamp,
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            cursor = reply.word()?;
+            if stamp.epoch != epoch {
+                // A rebuild has dropped what was read before it.
+                asides.clear();
+                epoch = stamp.epoch;
+            }
+            while !reply.is_empty() {
+                let request_id = reply.word()?;
+                let request_id = RequestId::new(&request_id)
+                    .map_err(|_| reply.unexpected(&format!("request {request_id}")))?;
+                let (units, time) = (reply.number()?, TimeMs(reply.number()?));
+                asides.push(Aside { request_id, units, time });
+            }
+            if cursor == "0" {
+                return Ok(Ok((epoch, asides)));
+            }
+        }
     }
 
     fn held(&self, reply: &mut Reply) -> Result<Held, EngineError> {

@@ -23,6 +23,8 @@ pub struct Model {
     pub epoch: i64,
     pub state: AdjustmentState,
     pub create_time: i64,
+    /// Of a cancelled one: the delta nearest to it that could have been applied.
+    pub possible: i64,
 }
 
 #[derive(Debug, Clone, Copy, EnumIter, DeriveRelation)]

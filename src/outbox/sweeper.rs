@@ -1,11 +1,16 @@
-//! Settles reservations that nobody acknowledged: a crash, a lost commit, a lost reply.
+//! Settles reservations that nobody acknowledged, and finishes adjustments that broke off: a crash, a
+//! lost commit, a lost reply.
 
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 
 use crate::{
-    engine::{EngineError, scripts::Refusal},
+    adjustments::{finish_pending, sweep_asides},
+    engine::{
+        EngineError,
+        scripts::{Refusal, Unacked},
+    },
     error::Error,
     failpoints::failpoint,
     offer::Offer,
@@ -42,6 +47,10 @@ pub async fn sweep(reservations: &Arc<Reservations>, grace: Duration) -> Result<
             Err(error) => failed = Some(error),
         }
     }
+    // What is set aside and recorded is finished above, or here.
+    if let Err(error) = finish_pending(&reservations.recovery, &reservations.catalog).await {
+        failed = Some(error);
+    }
     failed.map_or(Ok(settled), Err)
 }
 
@@ -53,8 +62,9 @@ async fn sweep_offer(
     let before = reservations.database.clock().minus(grace);
     let mut settled = 0;
     loop {
-        let (epoch, entries) = match offer.segment.scripts.unacked(before, PAGE).await {
-            Ok(Ok(entries)) => entries,
+        let unacked = offer.segment.scripts.unacked(before, PAGE).await;
+        let Unacked { epoch, aside, entries } = match unacked {
+            Ok(Ok(unacked)) => unacked,
             Ok(Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => {
                 // Nobody may be asking for this offer now; it is to be whole when they do.
                 reservations.recovery.rebuild(offer);
@@ -70,6 +80,9 @@ async fn sweep_offer(
         };
         // A server that sells nothing learns of a rebuild here; else its acknowledgements are refused.
         offer.segment.adopt(epoch);
+        if aside > 0 {
+            sweep_asides(&reservations.recovery, offer, grace).await?;
+        }
         let full = entries.len() == PAGE as usize;
         // Together, so that the writer makes groups of them.
         let results: Vec<Result<(), Error>> = stream::iter(entries)

@@ -15,14 +15,16 @@
 
 use std::collections::HashMap;
 
+use sea_orm::{ColumnTrait, EntityTrait, PaginatorTrait, QueryFilter};
+
 use super::{Compared, Reconciler};
 use crate::{
-    domain::{BuyerId, Difference, DifferenceKind, ReservationId, SegmentFigures},
+    domain::{BuyerId, Difference, DifferenceKind, OfferKey, ReservationId, SegmentFigures},
     engine::{
         EngineError,
         scripts::{Held, Levels, PAGE, Refusal, Seen, Stamp},
     },
-    entity::outbox::OutboxState,
+    entity::{adjustments, adjustments::AdjustmentState, offers, outbox::OutboxState},
     error::Error,
     offer::Offer,
     outbox::Row,
@@ -124,17 +126,24 @@ impl Reconciler {
         let mut found = Found::default();
         self.walk_engine(offer, epoch, &mut found).await?;
         self.walk_outbox(offer, epoch, &mut found).await?;
+        let before = self.total_at_rest(offer).await?;
         let levels = offer.segment.scripts.levels().await;
         let levels = levels.map_err(|error| self.engine_failed(error))?;
         let levels = in_epoch(levels, epoch, |levels| levels.stamp)?;
+        let total = before.filter(|_| levels.aside == 0);
+        let total = match total {
+            Some(total) => self.total_at_rest(offer).await?.filter(|after| *after == total),
+            None => None,
+        };
         compared.unacked = levels.unacked;
         compared.figures.segments = vec![SegmentFigures {
             segment: 0,
             remaining: levels.stock,
-            in_transfer: 0,
+            in_transfer: levels.aside,
             held: levels.held,
         }];
-        compared.differences.extend(units(offer, &levels));
+        let total = total.map_or(levels.total, |(total, _)| total);
+        compared.differences.extend(units(offer, &levels, total));
         let kinds = [
             found.taken_not_recorded.report(
                 DifferenceKind::TakenNotRecorded,
@@ -307,6 +316,31 @@ impl Reconciler {
         Ok(())
     }
 
+    /// The total in SQL and how many adjustments made it, unless the engine has yet to follow one.
+    /// Read before and after the engine, it is the engine's total too.
+    async fn total_at_rest(&self, offer: &Offer) -> Result<Option<(u64, u64)>, Error> {
+        let OfferKey { activity_id, sku_id } = &offer.key;
+        let reader = self.database.reader();
+        let found = async {
+            let of_offer = || {
+                adjustments::Entity::find()
+                    .filter(adjustments::Column::ActivityId.eq(activity_id.as_str()))
+                    .filter(adjustments::Column::SkuId.eq(sku_id.as_str()))
+                    .filter(adjustments::Column::State.ne(AdjustmentState::Cancelled))
+            };
+            let made = of_offer().count(reader).await?;
+            let pending = of_offer()
+                .filter(adjustments::Column::State.eq(AdjustmentState::Pending))
+                .count(reader)
+                .await?;
+            let key = (activity_id.to_string(), sku_id.to_string());
+            let row = offers::Entity::find_by_id(key).one(reader).await?;
+            let total = row.and_then(|row| u64::try_from(row.total).ok());
+            Ok(total.filter(|_| pending == 0).map(|total| (total, made)))
+        };
+        found.await.map_err(|error| self.sql_failed(error))
+    }
+
     fn goes_on(&self) -> Result<(), Error> {
         if self.recovery.shutdown.is_cancelled() { Err(Error::ShuttingDown) } else { Ok(()) }
     }
@@ -349,10 +383,10 @@ fn unreadable(offer: &Offer, detail: String) -> Difference {
     }
 }
 
-/// The units that are left and in reservations, which change together, are the total.
-fn units(offer: &Offer, levels: &Levels) -> Option<Difference> {
-    let sum = levels.stock + levels.held;
-    let kind = match sum.cmp(&levels.total) {
+/// The units that are left, in reservations and set aside, which change together, are the total.
+fn units(offer: &Offer, levels: &Levels, total: u64) -> Option<Difference> {
+    let sum = levels.stock + levels.held + levels.aside;
+    let kind = match sum.cmp(&total) {
         std::cmp::Ordering::Less => DifferenceKind::UnitsMissing,
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => DifferenceKind::UnitsExcess,
@@ -363,11 +397,11 @@ fn units(offer: &Offer, levels: &Levels) -> Option<Difference> {
         sku_id: offer.key.sku_id.to_string(),
         reservation_ids: Vec::new(),
         reservation_count: 0,
-        expected: signed(levels.total),
+        expected: signed(total),
         actual: signed(sum),
         detail: format!(
-            "{} units are left and {} in reservations, of {} in all",
-            levels.stock, levels.held, levels.total
+            "{} units are left, {} in reservations and {} set aside, of {total} in all",
+            levels.stock, levels.held, levels.aside
         ),
         repaired: false,
     })

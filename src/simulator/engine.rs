@@ -84,8 +84,14 @@ impl Store {
     ///
     /// Answers also how much longer than usual the reply is on its way.
     fn run(&self, call: Call) -> (Result<Value, EngineError>, Duration) {
-        let reads =
-            [scripts::LEVELS, scripts::FIND, scripts::UNACKED, scripts::HOLDINGS, scripts::MEMBERS];
+        let reads = [
+            scripts::LEVELS,
+            scripts::FIND,
+            scripts::UNACKED,
+            scripts::HOLDINGS,
+            scripts::MEMBERS,
+            scripts::ASIDES,
+        ];
         if !reads.contains(&call.script) && ![scripts::PING, scripts::TELL].contains(&call.script) {
             self.remember();
         }

@@ -374,6 +374,31 @@ impl Arena {
         self.servers[0].admin.clone().settle_activity(request).await.map(|_| ())
     }
 
+    /// One attempt to adjust the stock of the sale; whether it is applied.
+    pub(crate) async fn try_to_adjust(
+        &self,
+        request_id: &str,
+        delta: i64,
+    ) -> Result<bool, tonic::Status> {
+        let request = pb::AdjustStockRequest {
+            activity_id: self.key.activity_id.to_string(),
+            sku_id: self.key.sku_id.to_string(),
+            delta,
+            request_id: request_id.to_owned(),
+            reason: "a fault".to_owned(),
+        };
+        let answer = self.servers[0].admin.clone().adjust_stock(request).await?;
+        Ok(answer.into_inner().applied)
+    }
+
+    /// The same, until it is decided.
+    pub(crate) async fn adjust(&self, request_id: &str, delta: i64) -> bool {
+        within(SERVE_LIMIT, "the stock is adjusted", async || {
+            self.try_to_adjust(request_id, delta).await.ok()
+        })
+        .await
+    }
+
     /// Waits until the engine keeps nothing of the sale that was settled.
     pub(crate) async fn the_other_is_forgotten(&self) {
         let Some(redis) = &self.redis else { return };

@@ -4,7 +4,7 @@ use std::{cell::Cell, collections::BTreeMap, pin::pin, time::Duration};
 
 use futures_util::{StreamExt as _, future, stream};
 use seckill::{
-    api::pb::{self, ReleaseOutcome, ReserveOutcome},
+    api::pb::{self, ReleaseOutcome, ReserveOutcome, seckill_admin_client::SeckillAdminClient},
     domain::OfferKey,
 };
 use tokio::{io::AsyncReadExt as _, net::TcpStream, time::Instant};
@@ -16,7 +16,7 @@ use crate::support::{
     calls::{Shop, Win, assert_books, drained, lost_connection, win},
     eventually,
     process::{Process, Serve},
-    world::{Ground, Sale, on_every_ground},
+    world::{Ground, Sale, on_every_ground, on_every_redis},
 };
 
 const UNITS: u64 = 20;
@@ -157,6 +157,32 @@ on_every_ground! {
         survives(ground, "after_release_script", 3).await;
     }
 
+    async fn a_crash_while_units_are_added_is_finished_by_the_next_server(ground: &Ground<'_>) {
+        for failpoint in [
+            "before_adjustment_commit",
+            "after_adjustment_commit",
+            "after_adjustment_script",
+            "after_adjustment_applied",
+        ] {
+            let stored = failpoint != "before_adjustment_commit";
+            adjusts_and_dies(ground, failpoint, 4, stored, true).await;
+        }
+    }
+
+    async fn a_crash_while_units_are_taken_away_is_finished_by_the_next_server(
+        ground: &Ground<'_>
+    ) {
+        for (failpoint, applies) in [
+            ("after_set_aside_script", false),
+            ("before_adjustment_commit", false),
+            ("after_adjustment_commit", true),
+            ("after_adjustment_script", true),
+            ("after_adjustment_applied", true),
+        ] {
+            adjusts_and_dies(ground, failpoint, -4, applies, applies).await;
+        }
+    }
+
     async fn a_kill_from_outside_loses_nothing(ground: &Ground<'_>) {
         let key = open_sale(ground, &SALE).await;
         let mut killed = Serve::over(&ground.settings()).start().await;
@@ -249,6 +275,102 @@ on_every_ground! {
         let closed = silent.read_to_end(&mut settings);
         tokio::time::timeout(Duration::from_secs(1), closed).await.unwrap().ok();
     }
+}
+
+on_every_redis! {
+    async fn a_crash_while_a_set_aside_is_undone_is_finished_by_the_next_server(
+        ground: &Ground<'_>, _redis: &RedisServer
+    ) {
+        for failpoint in ["before_undo_commit", "after_undo_commit", "after_put_back_script"] {
+            let key = adjusted_sale(ground).await;
+            let world = ground.world().await;
+            world.set_aside(&key, &format!("{}-a1", key.activity_id), 4).await;
+            world.close().await;
+            let serve = Serve::over(&ground.settings()).with("SWEEPER__GRACE_MS", 500);
+            serve.clone().dying(failpoint, 1).spawn().crashed().await;
+            let mut process = serve.start().await;
+            settled(&process, &key, SALE.total).await;
+            let answer = adjust(&process, &key, "a1", -4).await.unwrap();
+            assert!(!answer.applied, "{failpoint}: {answer:?}");
+            process.stop().await;
+            assert_adjusted(ground, &key, SALE.total).await;
+        }
+    }
+}
+
+/// A sale of its own, which the adjustments of one crash are about.
+async fn adjusted_sale(ground: &Ground<'_>) -> OfferKey {
+    static NTH: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let nth = NTH.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let activity: &'static str = format!("sale-{nth}").leak();
+    open_sale(ground, &Sale { activity, ..SALE }).await
+}
+
+async fn adjust(
+    process: &Process,
+    key: &OfferKey,
+    request_id: &str,
+    delta: i64,
+) -> Result<pb::AdjustStockResponse, Status> {
+    let request = pb::AdjustStockRequest {
+        activity_id: key.activity_id.to_string(),
+        sku_id: key.sku_id.to_string(),
+        delta,
+        // One id names one adjustment of all activities.
+        request_id: format!("{}-{request_id}", key.activity_id),
+        reason: "test".to_owned(),
+    };
+    let mut admin = SeckillAdminClient::new(process.channel().await);
+    admin.adjust_stock(request).await.map(tonic::Response::into_inner)
+}
+
+/// Kills a server at this place of an adjustment; the next one finishes it by itself, and a repeat
+/// hears what became of it.
+async fn adjusts_and_dies(
+    ground: &Ground<'_>,
+    failpoint: &str,
+    delta: i64,
+    applies_alone: bool,
+    applies: bool,
+) {
+    let key = adjusted_sale(ground).await;
+    let serve = Serve::over(&ground.settings()).with("SWEEPER__GRACE_MS", 500);
+    let mut dying = serve.clone().dying(failpoint, 1).start().await;
+    let answer = adjust(&dying, &key, "a1", delta).await;
+    assert!(answer.is_err(), "{failpoint}: {answer:?}");
+    dying.crashed().await;
+    let mut process = serve.start().await;
+    let total = |applied| if applied { SALE.total.strict_add_signed(delta) } else { SALE.total };
+    settled(&process, &key, total(applies_alone)).await;
+    let answer = adjust(&process, &key, "a1", delta).await.unwrap();
+    // A set-aside that a rebuild dropped before anybody undid it is simply made again.
+    let again = ground.redis.is_none() && !applies_alone;
+    assert_eq!(answer.applied, applies || again, "{failpoint}: {answer:?}");
+    process.stop().await;
+    assert_adjusted(ground, &key, total(answer.applied)).await;
+}
+
+/// Waits until the engine sells as many units as this, with nothing set aside.
+async fn settled(process: &Process, key: &OfferKey, total: u64) {
+    let request = pb::ReconcileRequest { activity_id: key.activity_id.to_string(), repair: false };
+    let admin = SeckillAdminClient::new(process.channel().await);
+    eventually("the adjustment is finished", async || {
+        let report = admin.clone().reconcile(request.clone()).await.ok()?.into_inner().report?;
+        let segment = report.offers[0].segments.first()?;
+        let total = i64::try_from(total).unwrap();
+        let done = (segment.remaining, segment.in_transfer) == (total, 0);
+        (done && report.difference_count == 0).then_some(())
+    })
+    .await;
+}
+
+async fn assert_adjusted(ground: &Ground<'_>, key: &OfferKey, total: u64) {
+    let world = ground.world().await;
+    world.assert_balanced(key, 0).await;
+    let levels = world.levels(key).await;
+    assert_eq!((levels.total, levels.stock, levels.aside), (total, total, 0));
+    assert_eq!(world.offer_row(key).await.total, i64::try_from(total).unwrap());
+    world.close().await;
 }
 
 #[tokio::test]

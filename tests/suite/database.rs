@@ -23,7 +23,7 @@ use crate::support::{
     wire::Wire,
 };
 
-const STEPS: usize = 7;
+const STEPS: usize = 8;
 
 fn activity() -> activities::Model {
     activities::Model {
@@ -206,6 +206,7 @@ on_every_database! {
             epoch: 2,
             state: adjustments::AdjustmentState::Cancelled,
             create_time: 1,
+            possible: -2,
         };
         let entry = audit::ActiveModel {
             id: NotSet,

@@ -10,6 +10,7 @@
 
 mod access;
 mod activities;
+mod adjust;
 mod api_edge;
 mod bench;
 mod broadcasts;

@@ -154,4 +154,37 @@ on_every_ground! {
         let unknown = json(&server, 1, &["dead-letters", "retry", "nobody"]).await;
         assert_eq!(unknown["error"]["reason"], "UNKNOWN_RESERVATION");
     }
+
+    async fn an_operator_adjusts_the_stock_of_a_sale(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        world.open_sale(&Sale { total: 5, ..Sale::default() }).await;
+        world.close().await;
+        let server = Serve::over(&ground.settings()).start().await;
+        let adjust = |delta: &'static str, id: &'static str| {
+            ["adjust", "sale", "sku-1", delta, "--request-id", id, "--reason", "a pallet"]
+        };
+        for _ in 0..2 {
+            let more = json(&server, 0, &adjust("3", "a1")).await;
+            assert_eq!((&more["applied"], &more["possible"]), (&true.into(), &3.into()), "{more}");
+            assert_eq!((&more["request_id"], &more["offer"]["total"]), (&"a1".into(), &8.into()));
+        }
+        let fewer = json(&server, 0, &adjust("-6", "a2")).await;
+        assert_eq!(fewer["offer"]["total"], 2, "{fewer}");
+        let refused = json(&server, 1, &adjust("-2", "a3")).await;
+        assert_eq!(
+            (&refused["applied"], &refused["possible"], &refused["offer"]["total"]),
+            (&false.into(), &(-1).into(), &2.into()),
+        );
+        let conflict = json(&server, 64, &adjust("4", "a1")).await;
+        assert_eq!(conflict["error"]["reason"], "REQUEST_ID_CONFLICT", "{conflict}");
+        let nothing = run(&server, &adjust("0", "a4")).await;
+        assert_eq!(nothing.status.code(), Some(64), "{nothing:?}");
+        let nameless = json(&server, 0, &["adjust", "sale", "sku-1", "1"]).await;
+        assert_eq!(nameless["request_id"].as_str().unwrap().len(), 36, "{nameless}");
+        let shown = json(&server, 0, &["activity", "show", "sale"]).await;
+        assert_eq!(shown["offers"][0]["total"], 3, "{shown}");
+        let audit = json(&server, 0, &["audit", "sale", "--limit", "1"]).await;
+        assert_eq!(audit["entries"][0]["action"], "adjust_stock", "{audit}");
+        assert_eq!(audit["entries"][0]["detail"]["total"], 3, "{audit}");
+    }
 }

@@ -9,7 +9,7 @@ use seckill::{
         ActivityState, ConfirmOutcome, OfferKey, PageQuery, ReleaseOutcome, ReservationQuery,
         ReservationState, ReserveOutcome,
     },
-    engine::{Call, Script, Value, keys},
+    engine::{Call, Script, Value, keys, scripts::Unacked},
     error::Error,
 };
 
@@ -160,7 +160,7 @@ on_every_ground! {
         sql(&world, "UPDATE offers SET epoch = epoch + 1").await;
         other.take(&key, "u1", "r").await;
         let entries = offer.segment.scripts.unacked(seckill::domain::TimeMs(i64::MAX), 10).await;
-        let (seen, mut entries) = entries.unwrap().unwrap();
+        let Unacked { epoch: seen, mut entries, .. } = entries.unwrap().unwrap();
         assert_eq!((seen, entries.len()), (epoch, 1));
         let settled = other.parts.reservations.settle(&offer, epoch, entries.remove(0)).await;
         assert!(settled.is_ok() || matches!(settled, Err(Error::OfferFrozen(_))), "{settled:?}");

@@ -28,6 +28,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "reservations/",
             "activities.rs",
             "activities/",
+            "adjustments.rs",
             "admission/catalog.rs",
             "audit.rs",
             "reconcile.rs",

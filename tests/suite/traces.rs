@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use sea_orm::ConnectionTrait;
 use seckill::{
-    domain::{ReleaseOutcome, ReserveOutcome, TimeMs},
-    engine::scripts::{Found, GivenBack, RebuildStep, Refusal},
-    entity::outbox::OutboxState,
+    adjustments::{Step, Verdict},
+    domain::{ReleaseOutcome, RequestId, ReserveOutcome, TimeMs},
+    engine::scripts::{Followed, Found, GivenBack, RebuildStep, Refusal, Unacked},
+    entity::{adjustments::AdjustmentState, outbox::OutboxState},
     error::Error,
     outbox::writer::Written,
 };
@@ -62,7 +63,7 @@ on_every_ground! {
         // The sweeper of another server has read the entry, and a repeat is on its way there.
         let offer = second.offer(&key).await;
         let before = TimeMs::now().plus(Duration::from_secs(1));
-        let (epoch, entries) =
+        let Unacked { epoch, entries, .. } =
             offer.segment.scripts.unacked(before, 10).await.unwrap().unwrap();
         sql(&world, "ALTER TABLE outbox_away RENAME TO outbox").await;
         world.close_circuits().await;
@@ -191,6 +192,100 @@ on_every_ground! {
         let late = world.write(&old).await;
         assert_eq!(late, Ok(Written::OtherEpoch { sql: rebuild.epoch }));
         world.assert_balanced(&key, 1).await;
+    }
+
+    // W10
+    async fn units_that_a_rebuild_has_counted_are_not_added_again(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(10)).await;
+        let offer = world.offer(&key).await;
+        let id = RequestId::new("a1").unwrap();
+        let first = world.decide(&key, "a1", 3, Step::Add).await;
+        let Verdict::Stored(row) = first else { panic!("{first:?}") };
+        assert_eq!((row.epoch, world.levels(&key).await.total), (1, 10));
+        world.rebuild(&key).await;
+        assert_eq!(world.levels(&key).await.stock, 13);
+        // The server that added them goes on, and so does the sweeper.
+        let late = offer.segment.scripts.add_units(1, &id, 3).await.unwrap();
+        assert_eq!(late, Followed::Done);
+        world.sweep().await;
+        assert_eq!(world.levels(&key).await.stock, 13, "they were added twice");
+        assert_eq!(world.adjustment_state("a1").await, Some(AdjustmentState::Applied));
+        world.assert_balanced(&key, 0).await;
+    }
+
+    async fn units_that_a_rebuild_has_not_counted_are_added_once_behind_it(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(10)).await;
+        let offer = world.offer(&key).await;
+        let id = RequestId::new("a1").unwrap();
+        let add = async |epoch| offer.segment.scripts.add_units(epoch, &id, 3).await.unwrap();
+        let rebuild = Rebuild::raise(&world, &key).await;
+        let behind = world.decide(&key, "a1", 3, Step::Add).await;
+        assert!(matches!(behind, Verdict::Stored(row) if row.epoch == 2));
+        let early = add(2).await;
+        assert!(matches!(early, Followed::Retry { .. }), "{early:?}");
+        assert_eq!(rebuild.begin(&world, &key).await, RebuildStep::Applied);
+        let early = add(2).await;
+        assert!(matches!(early, Followed::Retry { .. }), "{early:?}");
+        assert_eq!(rebuild.load(&world, &key, 1).await, RebuildStep::Applied);
+        assert_eq!(rebuild.end(&world, &key, 1).await, RebuildStep::Applied);
+        assert_eq!(world.levels(&key).await.stock, 10);
+        for _ in 0..2 {
+            assert_eq!(add(2).await, Followed::Done);
+            assert_eq!(world.levels(&key).await.stock, 13);
+        }
+        world.sweep().await;
+        world.assert_balanced(&key, 0).await;
+    }
+
+    // W11
+    async fn an_undo_that_came_first_is_met_by_the_late_commit(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(10)).await;
+        let epoch = world.set_aside(&key, "a1", 4).await;
+        let (second, _) = world.beside().await;
+        second.sweep().await;
+        assert_eq!(world.levels(&key).await.stock, 10);
+        let late = world.decide(&key, "a1", -4, Step::TakeAway { epoch }).await;
+        assert!(matches!(late, Verdict::Stored(row) if row.state == AdjustmentState::Cancelled));
+        assert_eq!(world.offer_row(&key).await.total, 10, "taken away after it was put back");
+        let again = world.adjust(&key, "a1", -4).await.unwrap();
+        assert!(!again.applied);
+        world.assert_balanced(&key, 0).await;
+    }
+
+    async fn an_undo_meets_the_commit_that_came_first(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(10)).await;
+        let epoch = world.set_aside(&key, "a1", 4).await;
+        let first = world.decide(&key, "a1", -4, Step::TakeAway { epoch }).await;
+        assert!(matches!(first, Verdict::Stored(row) if row.state == AdjustmentState::Pending));
+        let (second, _) = world.beside().await;
+        second.sweep().await;
+        let levels = world.levels(&key).await;
+        assert_eq!((levels.stock, levels.total, levels.aside), (6, 6, 0), "{levels:?}");
+        assert!(world.adjust(&key, "a1", -4).await.unwrap().applied);
+        world.assert_balanced(&key, 0).await;
+    }
+
+    async fn an_undo_and_the_commit_at_once_end_as_one_of_the_two(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(100)).await;
+        let (second, _) = world.beside().await;
+        let mut total = 100;
+        for round in 0..12 {
+            let id = format!("a{round}");
+            let epoch = world.set_aside(&key, &id, 4).await;
+            let step = Step::TakeAway { epoch };
+            let (verdict, _) = tokio::join!(world.decide(&key, &id, -4, step), second.sweep());
+            let Verdict::Stored(row) = verdict else { panic!("{verdict:?}") };
+            total -= if row.state == AdjustmentState::Cancelled { 0 } else { 4 };
+            world.sweep().await;
+            assert_eq!(world.offer_row(&key).await.total, total);
+            assert_eq!(i64::try_from(world.levels(&key).await.stock).unwrap(), total);
+        }
+        world.assert_balanced(&key, 0).await;
     }
 
     async fn an_insert_that_races_a_rebuild_is_in_its_snapshot_or_is_fenced(

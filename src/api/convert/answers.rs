@@ -7,10 +7,10 @@ use prost_types::{Duration as PbDuration, Timestamp};
 use crate::{
     api::pb,
     domain::{
-        ActivityState, ActivityView, AuditView, ConfirmOutcome, DeadLetterView, Difference,
-        DifferenceKind, OfferFigures, OfferPipeline, OfferView, PipelineStatus, ReconcileReport,
-        RefusedBecause, ReleaseOutcome, Reservation, ReservationState, ReserveOutcome,
-        SegmentFigures, StockUpdate, StockView, TimeMs, WarmUpReport,
+        ActivityState, ActivityView, Adjusted, AuditView, ConfirmOutcome, DeadLetterView,
+        Difference, DifferenceKind, OfferFigures, OfferPipeline, OfferView, PipelineStatus,
+        ReconcileReport, RefusedBecause, ReleaseOutcome, Reservation, ReservationState,
+        ReserveOutcome, SegmentFigures, StockUpdate, StockView, TimeMs, WarmUpReport,
     },
 };
 
@@ -165,6 +165,13 @@ impl From<OfferView> for pb::Offer {
             epoch: view.epoch,
             warm_time: view.warm_time.map(timestamp),
         }
+    }
+}
+
+impl From<Adjusted> for pb::AdjustStockResponse {
+    fn from(adjusted: Adjusted) -> Self {
+        let Adjusted { offer, possible, applied } = adjusted;
+        Self { offer: Some(offer.into()), possible, applied }
     }
 }
 

@@ -90,6 +90,28 @@ fn the_limits_of_the_contract_are_those_of_the_code() {
 }
 
 #[test]
+fn an_adjustment_is_checked_whole() {
+    let max = i64::try_from(MAX_TOTAL).unwrap();
+    let request = |delta| pb::AdjustStockRequest {
+        activity_id: "double-11".into(),
+        sku_id: "phone-1".into(),
+        delta,
+        request_id: "more-1".into(),
+        reason: "a pallet was found".into(),
+    };
+    for delta in [1, -1, max, -max] {
+        assert_eq!(adjust_stock(request(delta)).unwrap().delta, delta);
+    }
+    for delta in [0, max + 1, -max - 1, i64::MIN, i64::MAX] {
+        expect(adjust_stock(request(delta)), "delta", false, &format!("{delta}"));
+    }
+    let nothing = adjust_stock(pb::AdjustStockRequest::default());
+    let Err(Error::InvalidField(violations)) = nothing else { panic!("{nothing:?}") };
+    let fields: Vec<_> = violations.iter().map(|violation| violation.field.as_str()).collect();
+    assert_eq!(fields, ["activity_id", "sku_id", "delta", "request_id"]);
+}
+
+#[test]
 fn the_sizes_and_defaults_of_the_contract_are_those_of_the_code() {
     let [seckill, admin, types] = PROTO.map(|text| text.replace("\n  // ", " "));
     let kib = SECKILL_REQUEST_LIMIT / 1_024;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Answer, RebuildStep, Record, Refusal, Stamp};
+use super::{Answer, Followed, RebuildStep, Record, Refusal, Stamp};
 use crate::engine::{EngineError, Script, Value};
 
 /// Reads a reply from front to back; whatever does not fit is a fault of ours.
@@ -108,6 +108,19 @@ impl Reply {
             "refused" => Ok(RebuildStep::Refused { epoch: self.number()? }),
             "already" => Ok(RebuildStep::Applied),
             word if word == applied => Ok(RebuildStep::Applied),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
+    /// How the engine follows SQL in an adjustment.
+    pub(in crate::engine) fn followed(&mut self, done: &str) -> Result<Followed, EngineError> {
+        let status = self.word()?;
+        let stamp = self.stamp()?;
+        match status.as_str() {
+            "retry" => Ok(Followed::Retry { reason: self.word()? }),
+            "contradiction" => Ok(Followed::Contradiction { stamp }),
+            "contained" | "already" => Ok(Followed::Done),
+            word if word == done => Ok(Followed::Done),
             other => Err(self.unexpected(other)),
         }
     }

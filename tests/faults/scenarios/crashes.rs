@@ -36,7 +36,14 @@ enum Way {
     Flush,
     /// Another sale is over, and is settled while this one goes on.
     Settle,
+    /// An operator adjusts the stock while buyers come.
+    Adjust(i64),
+    /// What a server that died has set aside is put back.
+    Undo,
 }
+
+/// Units that are set aside where a server is to undo it.
+const ASIDE: i64 = 7;
 
 fn way_to(failpoint: &str) -> Way {
     match failpoint {
@@ -60,6 +67,10 @@ fn way_to(failpoint: &str) -> Way {
         | "before_rebuild_end"
         | "after_rebuild_end" => Way::Flush,
         "before_settlement_commit" | "after_settlement_commit" => Way::Settle,
+        "after_set_aside_script" | "before_adjustment_commit" => Way::Adjust(-ASIDE),
+        "after_adjustment_commit" | "after_adjustment_applied" => Way::Adjust(ASIDE),
+        "after_adjustment_script" => Way::Adjust(-ASIDE),
+        "before_undo_commit" | "after_undo_commit" | "after_put_back_script" => Way::Undo,
         other => panic!("no scenario reaches the failpoint {other}"),
     }
 }
@@ -70,7 +81,7 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         let mut setup = usual();
         let mut sqls = &Sql::ALL[..];
         match way {
-            Way::Start | Way::Sale(_) | Way::Flush | Way::Settle => {}
+            Way::Start | Way::Sale(_) | Way::Flush | Way::Settle | Way::Adjust(_) => {}
             Way::WarmUp => setup.is_warm = false,
             Way::Hold => {
                 setup.hold = Some(Duration::from_secs(2));
@@ -82,7 +93,8 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
                 // Whose reservation was taken out by hand hears so until the sweeper has been there.
                 setup.mix = Mix { repeat: 0, ..Mix::USUAL };
             }
-            Way::Tombstone | Way::Forgotten => sqls = &Sql::SERVERS,
+            // What is set aside in the embedded engine goes with its process.
+            Way::Tombstone | Way::Forgotten | Way::Undo => sqls = &Sql::SERVERS,
         }
         scenario(format!("crash {failpoint}"), sqls, setup, move |arena| {
             die_at(arena, failpoint, way).boxed_local()
@@ -136,6 +148,13 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             arena.serve_dying(0, failpoint, 1);
         }
         Way::Settle => {}
+        Way::Adjust(delta) => adjust_and_die(arena, failpoint, delta).await,
+        Way::Undo => {
+            adjust_and_die(arena, "after_set_aside_script", -ASIDE).await;
+            arena.crashed(0).await;
+            arena.unload().await;
+            arena.serve_dying(0, failpoint, 1);
+        }
         Way::Flush if arena.redis.is_none() => {
             sell_and_die(arena, "after_outbox_commit", 30).await;
             arena.serve_dying(0, failpoint, 1);
@@ -177,10 +196,27 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
         }
         arena.the_other_is_forgotten().await;
     }
+    if matches!(way, Way::Adjust(_) | Way::Undo) {
+        arena.serves(0).await;
+        let delta = if let Way::Adjust(delta) = way { delta } else { -ASIDE };
+        // The sale ends with as many units as it began with.
+        if arena.adjust("strike", delta).await {
+            assert!(arena.adjust("counter", -delta).await, "it can't be taken back");
+        }
+    }
     if !arena.is_loaded() {
         arena.load();
     }
     Struck::at(died, in_limbo)
+}
+
+/// An adjustment in the middle of the sale, whose server dies.
+async fn adjust_and_die(arena: &mut Arena, failpoint: &str, delta: i64) {
+    arena.serve_dying(0, failpoint, 1);
+    arena.serves(0).await;
+    arena.warm_load().await;
+    let answer = arena.try_to_adjust("strike", delta).await;
+    assert!(answer.is_err(), "{answer:?}");
 }
 
 /// A sale whose server dies, so that there is something to find.

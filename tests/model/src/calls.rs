@@ -1,6 +1,7 @@
 //! Calls of a store that change something: what may arrive although nobody waits for it any more.
 
 use crate::{
+    adjust::Decision,
     engine::{Data, End, GivenBack},
     rebuild::Chunk,
     scope::Scope,
@@ -13,7 +14,7 @@ pub enum Call {
     Acknowledge { buyer: u8, order: u8, epoch: u8 },
     GiveBack { request: u8, epoch: u8 },
     Freeze { epoch: u8 },
-    Begin { epoch: u8 },
+    Begin { epoch: u8, total: u8 },
     Load { epoch: u8, chunk: Chunk },
     End(End),
     Purge { epoch: u8 },
@@ -23,6 +24,12 @@ pub enum Call {
     MarkReleased { request: u8 },
     Raise { seen: u8, above: u8 },
     Settle,
+    SetAside { epoch: u8 },
+    AddUnits { epoch: u8 },
+    ForgetAside { epoch: u8 },
+    PutBack { epoch: u8 },
+    Decide(Decision),
+    MarkApplied,
 }
 
 impl Call {
@@ -37,13 +44,19 @@ impl Call {
             | Call::Begin { .. }
             | Call::Load { .. }
             | Call::End(_)
-            | Call::Purge { .. } => true,
+            | Call::Purge { .. }
+            | Call::SetAside { .. }
+            | Call::AddUnits { .. }
+            | Call::ForgetAside { .. }
+            | Call::PutBack { .. } => true,
             Call::Insert { .. }
             | Call::Release { .. }
             | Call::Tombstone { .. }
             | Call::MarkReleased { .. }
             | Call::Raise { .. }
-            | Call::Settle => false,
+            | Call::Settle
+            | Call::Decide(_)
+            | Call::MarkApplied => false,
         }
     }
 }
@@ -77,8 +90,8 @@ impl World {
                 self.give_back(scope, request.into(), epoch);
             }
             Call::Freeze { epoch } => self.engine.freeze(epoch),
-            Call::Begin { epoch } => {
-                self.engine.begin(scope, epoch);
+            Call::Begin { epoch, total } => {
+                self.engine.begin(scope, epoch, total);
             }
             Call::Load { epoch, chunk } => {
                 self.engine.load(scope, epoch, chunk);
@@ -101,6 +114,22 @@ impl World {
             Call::Settle => {
                 self.sql.settle(scope);
             }
+            Call::SetAside { epoch } => {
+                self.engine.set_aside(scope, epoch);
+            }
+            Call::AddUnits { epoch } => {
+                self.engine.add_units(scope, epoch);
+            }
+            Call::ForgetAside { epoch } => {
+                self.engine.forget_aside(scope, epoch);
+            }
+            Call::PutBack { epoch } => {
+                self.engine.put_back(scope, epoch);
+            }
+            Call::Decide(decision) => {
+                self.sql.decide(scope, decision);
+            }
+            Call::MarkApplied => self.sql.mark_applied(),
         }
     }
 

@@ -47,11 +47,11 @@ impl Model for Scope {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(property::NEVER_OVERSOLD, |scope: &Self, world: &World| {
-                world.sql.units(scope) <= scope.total
+                world.sql.units(scope) <= world.sql.total
             }),
             Property::always(property::NEVER_OFFERED_TWICE, |scope: &Self, world: &World| {
                 let stock = world.engine.data.stock.unwrap_or(0);
-                !world.is_on_sale(scope) || stock + world.sql.units(scope) <= scope.total
+                !world.is_on_sale(scope) || stock + world.sql.units(scope) <= world.sql.total
             }),
             Property::always(property::DURABLE, |_: &Self, world: &World| {
                 let is_durable = |request: usize| {
@@ -74,7 +74,7 @@ impl Model for Scope {
             }),
             Property::always(property::GIVEN_BACK_ONCE, |scope: &Self, world: &World| {
                 let data = &world.engine.data;
-                let is_whole = |stock| stock + data.units_held(scope) == scope.total;
+                let is_whole = |stock| stock + data.units_held(scope) + data.aside == data.total;
                 world.sql.reserved == world.sql.units(scope)
                     && (data.frozen == Frozen::Rebuilding || data.stock.is_none_or(is_whole))
             }),

@@ -1,6 +1,7 @@
 //! The engine: the data of one segment, and each script as one step. See `lua/`.
 
 use crate::{
+    adjust::Mark,
     rebuild::Chunk,
     scope::{BUYERS, Broken, REQUESTS, Scope},
 };
@@ -30,6 +31,10 @@ pub struct Data {
     pub frozen: Frozen,
     pub chunk: u8,
     pub stock: Option<u8>,
+    pub total: u8,
+    pub aside: u8,
+    /// What is known of the one adjustment.
+    pub mark: Mark,
     /// By buyer: each has one slot.
     pub held: [Option<Held>; BUYERS],
     pub unacked: [bool; BUYERS],
@@ -96,6 +101,9 @@ impl Data {
         frozen: Frozen::No,
         chunk: 0,
         stock: None,
+        total: 0,
+        aside: 0,
+        mark: Mark::None,
         held: [None; BUYERS],
         unacked: [false; BUYERS],
         marks: [false; REQUESTS],
@@ -103,7 +111,7 @@ impl Data {
 
     #[must_use]
     pub fn warm(total: u8) -> Self {
-        Self { epoch: 1, server: 1, stock: Some(total), ..Self::EMPTY }
+        Self { epoch: 1, server: 1, stock: Some(total), total, ..Self::EMPTY }
     }
 
     /// Units in reservations.
@@ -217,13 +225,13 @@ impl Engine {
     }
 
     /// `rebuild_begin.lua`; false when it is refused.
-    pub fn begin(&mut self, scope: &Scope, epoch: u8) -> bool {
+    pub fn begin(&mut self, scope: &Scope, epoch: u8, total: u8) -> bool {
         if self.data.epoch >= epoch {
             return false;
         }
         let before = self.data;
         let server = self.identity;
-        self.data = Data { epoch, server, frozen: Frozen::Rebuilding, ..Data::EMPTY };
+        self.data = Data { epoch, server, frozen: Frozen::Rebuilding, total, ..Data::EMPTY };
         if scope.is(Broken::BeginKeepsUnacked) {
             for buyer in (0..BUYERS).filter(|&buyer| before.unacked[buyer]) {
                 self.data.held[buyer] = before.held[buyer];

@@ -1,6 +1,7 @@
 //! What may happen next: a step of a program, a call that arrives late, or a fault.
 
 use crate::{
+    adjust::Adjustment,
     calls::Call,
     engine::{Data, End},
     programs::Step,
@@ -174,6 +175,10 @@ impl World {
             | Call::Acknowledge { epoch, .. }
             | Call::Freeze { epoch }
             | Call::Load { epoch, .. }
+            | Call::SetAside { epoch }
+            | Call::AddUnits { epoch }
+            | Call::ForgetAside { epoch }
+            | Call::PutBack { epoch }
             | Call::End(End { epoch, .. }) => engine_only_rises && engine > epoch,
             Call::Begin { epoch, .. } => engine_only_rises && engine >= epoch,
             Call::Raise { seen, .. } => sql.epoch > seen,
@@ -184,6 +189,8 @@ impl World {
             Call::Release { request } | Call::MarkReleased { request } => {
                 row(request) == crate::sql::RowState::Released
             }
+            Call::Decide(_) => sql.adjustment != Adjustment::None,
+            Call::MarkApplied => !matches!(sql.adjustment, Adjustment::Pending { .. }),
             Call::GiveBack { .. } | Call::Purge { .. } | Call::Settle => false,
         };
         let before = self.late;

@@ -16,10 +16,15 @@ impl World {
     pub fn begin(&self, scope: &Scope, program: usize, mut each: impl FnMut(usize, World)) {
         let mut next = *self;
         match scope.roles[program] {
-            Role::Reserve { .. } | Role::Release { .. } => {}
+            Role::Reserve { .. } | Role::Release { .. } | Role::Adjuster { .. } => {}
             Role::Sweeper { server } => {
                 if self.engine.guard(scope, None).is_err() {
                     return;
+                }
+                if let Some(step) = self.finish_adjustment(scope) {
+                    let mut next = next;
+                    next.programs[program].step = step;
+                    each(BUYERS, next);
                 }
                 let data = &self.engine.data;
                 next.adopt(server, data.epoch);

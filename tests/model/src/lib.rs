@@ -1,5 +1,5 @@
-//! A model of Seckill's protocol: every order in which Reserve, Release, the sweeper, the poller,
-//! rebuilds and a settlement can take their steps, with faults at any point. It has none of the
+//! A model of Seckill's protocol: every order in which Reserve, Release, AdjustStock, the sweeper,
+//! the poller, rebuilds and a settlement can take their steps, with faults at any point. It has none of the
 //! server's code; it is the protocol, written down once more, small enough to be walked whole.
 //!
 //! Read on in this order:
@@ -9,6 +9,7 @@
 //! - `sql`: offer, outbox and orders, and each transaction as one step;
 //! - `programs`, `clients`, `keepers`, `rebuild`: what each role asks of the stores, and makes of the
 //!   answers;
+//! - `adjust`: more or fewer units of the offer;
 //! - `calls`, `faults`: calls that arrive when nobody waits for them; crashes, losses, failovers;
 //! - `world`, `rest`, `checks`: what was told to clients, and what must hold of it, always and at rest.
 //!
@@ -28,6 +29,7 @@
 //! with the call that asks for it, not in a task of its own. A connection that lives through the
 //! demotion of its server and a promotion back, and so still has the identity from before.
 
+mod adjust;
 mod calls;
 mod checks;
 mod clients;

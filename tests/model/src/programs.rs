@@ -4,6 +4,7 @@
 //! A step is one call of a store and what the program makes of the reply.
 
 use crate::{
+    adjust::{Adjustment, Decision},
     calls::Call,
     engine::{End, small},
     rebuild::{Ahead, Chunk, Loading},
@@ -93,6 +94,18 @@ pub enum Step {
     Purge {
         epoch: u8,
     },
+    /// Adjuster: `set_aside.lua`.
+    SetAside,
+    /// Adjuster, sweeper: the transaction of an adjustment.
+    Decide(Decision),
+    /// `add_units.lua` or `forget_aside.lua`, for what SQL decided under this epoch.
+    Follow {
+        epoch: u8,
+    },
+    PutBack {
+        epoch: u8,
+    },
+    MarkApplied,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -145,13 +158,26 @@ impl World {
             }
             (Step::MarkReleased { request }, _) => Call::MarkReleased { request },
             (Step::Raise { sql, above, .. }, _) => Call::Raise { seen: sql, above },
-            (Step::Begin(Loading { epoch, .. }), _) => Call::Begin { epoch },
+            (Step::Begin(Loading { epoch, total, .. }), _) => Call::Begin { epoch, total },
             (Step::Load { loading: Loading { epoch, .. }, chunk, .. }, _) => {
                 Call::Load { epoch, chunk }
             }
             (Step::End(end), _) => Call::End(end),
             (Step::Settle, _) => Call::Settle,
             (Step::Purge { epoch }, _) => Call::Purge { epoch },
+            (Step::Idle, Role::Adjuster { .. }) => match self.sql.adjustment {
+                Adjustment::None if scope.delta > 0 => Call::Decide(Decision::Add),
+                Adjustment::None => Call::SetAside { epoch: known },
+                Adjustment::Pending { .. } | Adjustment::Applied { .. } | Adjustment::Cancelled => {
+                    return None;
+                }
+            },
+            (Step::SetAside, _) => Call::SetAside { epoch: known },
+            (Step::Decide(decision), _) => Call::Decide(decision),
+            (Step::Follow { epoch }, _) if scope.delta > 0 => Call::AddUnits { epoch },
+            (Step::Follow { epoch }, _) => Call::ForgetAside { epoch },
+            (Step::PutBack { epoch }, _) => Call::PutBack { epoch },
+            (Step::MarkApplied, _) => Call::MarkApplied,
             (
                 Step::Idle
                 | Step::Over
@@ -179,10 +205,12 @@ impl World {
                 next.hear(scope, program);
                 first_step(scope, role)
             }
+            (Step::Idle, Role::Adjuster { .. }) => self.first_of_adjustment(scope),
             (step, _) => step,
         };
         next.programs[program].step = step;
         match step {
+            Step::Over if self.programs[program].step == Step::Idle => {}
             Step::Idle | Step::Over => return None,
             Step::Take => next.take(scope, program),
             Step::Record(taking) => next.record(scope, program, taking),
@@ -230,6 +258,14 @@ impl World {
                 next.purge(epoch);
                 next.close(scope, program);
             }
+            Step::SetAside => next.set_aside(scope, program),
+            Step::Decide(decision) => next.decide(scope, program, decision),
+            Step::Follow { epoch } => next.follow(scope, program, epoch),
+            Step::PutBack { epoch } => next.put_back(scope, program, epoch),
+            Step::MarkApplied => {
+                next.sql.mark_applied();
+                next.close(scope, program);
+            }
         }
         Some(next)
     }
@@ -254,7 +290,7 @@ impl World {
 
     /// The end of a client's call, or of a keeper's turn.
     pub(crate) fn close(&mut self, scope: &Scope, program: usize) {
-        let is_client = scope.roles[program].request().is_some();
+        let is_client = scope.roles[program].is_client();
         let step = if is_client { Step::Over } else { Step::Idle };
         self.programs[program] = Program { step, ..Program::default() };
     }
@@ -270,6 +306,7 @@ fn first_step(scope: &Scope, role: Role) -> Step {
         Role::Sweeper { .. }
         | Role::Poller { .. }
         | Role::Rebuilder { .. }
-        | Role::Settler { .. } => Step::Idle,
+        | Role::Settler { .. }
+        | Role::Adjuster { .. } => Step::Idle,
     }
 }

@@ -16,6 +16,8 @@ pub struct Loading {
     pub epoch: u8,
     /// The counter as it was when the epoch was raised.
     pub reserved: u8,
+    /// The total, likewise.
+    pub total: u8,
     /// Where the next page begins.
     pub from: u8,
     pub chunks: u8,
@@ -59,7 +61,7 @@ impl World {
             self.close(scope, program);
         } else {
             let above = engine.max(known);
-            let loading = Loading::new(sql, sql.max(above) + 1, 0);
+            let loading = Loading::new(sql, sql.max(above) + 1, 0, self.sql.total);
             self.programs[program].step = match scope.is(Broken::ReadBeforeRaise) {
                 true => Step::Begin(loading),
                 false => Step::Raise { sql, above, loaded: None },
@@ -83,18 +85,21 @@ impl World {
         above: u8,
         loaded: Option<Loading>,
     ) {
-        let reserved = self.sql.reserved;
+        let (reserved, total) = (self.sql.reserved, self.sql.total);
         match (self.sql.raise(scope, seen, above), loaded) {
             (None, _) => self.close(scope, program),
-            (Some(_), Some(loaded)) => self.loaded(scope, program, Loading { reserved, ..loaded }),
+            (Some(_), Some(loaded)) => {
+                self.loaded(program, Loading { reserved, total, ..loaded })
+            }
             (Some(epoch), None) => {
-                self.programs[program].step = Step::Begin(Loading::new(seen, epoch, reserved));
+                self.programs[program].step =
+                    Step::Begin(Loading::new(seen, epoch, reserved, total));
             }
         }
     }
 
     pub(crate) fn begin_rebuild(&mut self, scope: &Scope, program: usize, loading: Loading) {
-        match self.engine.begin(scope, loading.epoch) {
+        match self.engine.begin(scope, loading.epoch, loading.total) {
             true => self.programs[program].step = Step::Read(loading),
             false => self.give_up(scope, program),
         }
@@ -197,22 +202,22 @@ impl World {
             let raise = Step::Raise { sql: seen, above: epoch - 1, loaded: Some(loading) };
             self.programs[program].step = raise;
         } else {
-            self.loaded(scope, program, loading);
+            self.loaded(program, loading);
         }
     }
 
     /// All is loaded: what is left to sell, by the rows or by the counter, whichever is more.
-    fn loaded(&mut self, scope: &Scope, program: usize, loading: Loading) {
-        let Loading { epoch, reserved, chunks, live, released_since, .. } = loading;
+    fn loaded(&mut self, program: usize, loading: Loading) {
+        let Loading { epoch, reserved, total, chunks, live, released_since, .. } = loading;
         let counted = reserved.saturating_sub(released_since);
         self.told.miscounted |= counted != live;
-        let stock = scope.total.saturating_sub(live.max(counted));
+        let stock = total.saturating_sub(live.max(counted));
         self.programs[program].step = Step::End(End { epoch, chunks, stock });
     }
 }
 
 impl Loading {
-    fn new(seen: u8, epoch: u8, reserved: u8) -> Self {
-        Self { seen, epoch, reserved, from: 0, chunks: 0, live: 0, released_since: 0 }
+    fn new(seen: u8, epoch: u8, reserved: u8, total: u8) -> Self {
+        Self { seen, epoch, reserved, total, from: 0, chunks: 0, live: 0, released_since: 0 }
     }
 }

@@ -48,7 +48,7 @@ impl World {
             Role::Rebuilder { .. } | Role::Settler { .. } => 0,
             Role::Sweeper { .. } => 1,
             Role::Poller { .. } => 2,
-            Role::Reserve { .. } | Role::Release { .. } => 3,
+            Role::Reserve { .. } | Role::Release { .. } | Role::Adjuster { .. } => 3,
         };
         for wanted in 0..3 {
             for (program, role) in scope.roles.iter().enumerate() {

@@ -13,12 +13,30 @@ pub(crate) const LATE: usize = 3;
 /// repeat of a request is a second program; the others come back for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    Reserve { request: usize, server: usize },
-    Release { request: usize, server: usize },
-    Sweeper { server: usize },
-    Poller { server: usize },
-    Rebuilder { server: usize },
-    Settler { server: usize },
+    Reserve {
+        request: usize,
+        server: usize,
+    },
+    Release {
+        request: usize,
+        server: usize,
+    },
+    Sweeper {
+        server: usize,
+    },
+    Poller {
+        server: usize,
+    },
+    Rebuilder {
+        server: usize,
+    },
+    Settler {
+        server: usize,
+    },
+    /// A call for the one adjustment.
+    Adjuster {
+        server: usize,
+    },
 }
 
 impl Role {
@@ -30,8 +48,15 @@ impl Role {
             Role::Sweeper { .. }
             | Role::Poller { .. }
             | Role::Rebuilder { .. }
-            | Role::Settler { .. } => None,
+            | Role::Settler { .. }
+            | Role::Adjuster { .. } => None,
         }
+    }
+
+    /// Whether it is one call of a client, and over after it.
+    #[must_use]
+    pub fn is_client(self) -> bool {
+        self.request().is_some() || matches!(self, Role::Adjuster { .. })
     }
 
     #[must_use]
@@ -42,7 +67,8 @@ impl Role {
             | Role::Sweeper { server }
             | Role::Poller { server }
             | Role::Rebuilder { server }
-            | Role::Settler { server } => server,
+            | Role::Settler { server }
+            | Role::Adjuster { server } => server,
         }
     }
 }
@@ -113,6 +139,14 @@ pub enum Broken {
     AnyServer,
     /// Settle raises no epoch.
     SettleWithoutRaise,
+    /// `add_units.lua` adds although a rebuild has counted the units (W10).
+    AddsAtAnyEpoch,
+    /// The sweeper puts back what is set aside before SQL has the request as cancelled (W11).
+    PutsBackBeforeSql,
+    /// SQL takes away units that were set aside under another epoch.
+    TakesAwayAtAnyEpoch,
+    /// The engine forgets which adjustments it has done, so a late script does them again.
+    AdjustsWithoutMarks,
 }
 
 /// One bounded world.
@@ -120,6 +154,8 @@ pub enum Broken {
 pub struct Scope {
     pub name: &'static str,
     pub total: u8,
+    /// Units that the one adjustment adds, or takes away.
+    pub delta: i8,
     /// Who makes each request, and for how many units.
     pub buyers: [usize; REQUESTS],
     pub units: [u8; REQUESTS],
@@ -146,6 +182,7 @@ impl Scope {
         Self {
             name,
             total,
+            delta: 0,
             buyers: [0, 1, 0],
             units: [1; REQUESTS],
             roles,
@@ -160,6 +197,10 @@ impl Scope {
     #[must_use]
     pub fn broken(self, broken: &'static [Broken]) -> Self {
         Self { broken, ..self }
+    }
+
+    pub(crate) fn units_adjusted(&self) -> u8 {
+        self.delta.unsigned_abs()
     }
 
     pub(crate) fn is(&self, broken: Broken) -> bool {

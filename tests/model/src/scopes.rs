@@ -111,6 +111,31 @@ pub fn settle(large: bool) -> Scope {
     Scope::new("settle", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 3)
 }
 
+/// An operator asks twice for one more unit, through two servers, while a buyer wants one; an answer
+/// is lost, and the engine forgets everything.
+#[must_use]
+pub fn more(large: bool) -> Scope {
+    let clients = [reserve(0, 0), adjust(0), adjust(1)];
+    let more = [reserve(1, 1), SECOND_REBUILDER];
+    let faults = Faults { losses: 1, flushes: 1, crashes: large.into(), ..NONE };
+    let scope = Scope::new("more", 1, &[&clients, &KEEPERS, when(large, &more)], faults, 3);
+    Scope { delta: 1, ..scope }
+}
+
+/// An operator asks twice for one unit fewer, likewise.
+#[must_use]
+pub fn fewer(large: bool) -> Scope {
+    let clients = [reserve(0, 0), adjust(0), adjust(1)];
+    let more = [reserve(1, 1), release(0, 1)];
+    let faults = Faults { losses: 1, flushes: 1, crashes: large.into(), ..NONE };
+    let scope = Scope::new("fewer", 2, &[&clients, &KEEPERS, when(large, &more)], faults, 3);
+    Scope { delta: -1, ..scope }
+}
+
+fn adjust(server: usize) -> Role {
+    Role::Adjuster { server }
+}
+
 fn when(large: bool, more: &[Role]) -> &[Role] {
     if large { more } else { &[] }
 }

@@ -4,6 +4,7 @@
 //! before, so each is one step at that moment. Nobody holds the lock while it talks to the engine.
 
 use crate::{
+    adjust::Adjustment,
     engine::{Held, small},
     scope::{BUYERS, Broken, REQUESTS, Scope},
 };
@@ -55,6 +56,8 @@ pub enum Order {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sql {
     pub epoch: u8,
+    pub total: u8,
+    pub adjustment: Adjustment,
     pub reserved: u8,
     pub settled: bool,
     pub rows: [Row; REQUESTS],
@@ -96,9 +99,11 @@ impl Snapshot {
 
 impl Sql {
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(total: u8) -> Self {
         Self {
             epoch: 1,
+            total,
+            adjustment: Adjustment::None,
             reserved: 0,
             settled: false,
             rows: [Row::NONE; REQUESTS],
@@ -132,7 +137,7 @@ impl Sql {
         let buyer = scope.buyers[request];
         let has_rival = (0..REQUESTS)
             .any(|rival| scope.buyers[rival] == buyer && self.rows[rival].state.is_live());
-        let is_short = self.reserved + scope.units[request] > scope.total;
+        let is_short = self.reserved + scope.units[request] > self.total;
         self.rows[request].order = order;
         self.rows[request].epoch = epoch;
         if has_rival || is_short {
@@ -219,7 +224,8 @@ impl Sql {
     /// Settles the offer if nothing waits; answers whether it is settled.
     pub fn settle(&mut self, scope: &Scope) -> bool {
         let waits = |row: &Row| matches!(row.state, RowState::Pending | RowState::Releasing);
-        if !self.settled && !self.rows.iter().any(waits) {
+        let adjusts = matches!(self.adjustment, Adjustment::Pending { .. });
+        if !self.settled && !adjusts && !self.rows.iter().any(waits) {
             self.settled = true;
             self.epoch += u8::from(!scope.is(Broken::SettleWithoutRaise));
         }
@@ -237,11 +243,5 @@ impl Sql {
         };
         self.went_back |= !may_leave.contains(&self.rows[request].state);
         self.rows[request].state = to;
-    }
-}
-
-impl Default for Sql {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -1,6 +1,7 @@
 //! The state of the whole world, and what was told to clients.
 
 use crate::{
+    adjust::Adjustment,
     calls::Call,
     engine::{Data, Engine, Frozen},
     programs::{Program, Step},
@@ -71,7 +72,7 @@ impl World {
         let data = Data::warm(scope.total);
         Self {
             engine: Engine { identity: 1, data, behind: Data::EMPTY },
-            sql: Sql::new(),
+            sql: Sql::new(scope.total),
             known: [1; SERVERS],
             programs: [Program::default(); PROGRAMS],
             late: [None; LATE],
@@ -168,8 +169,10 @@ impl World {
             ("engine and SQL hold different reservations", data.held == snapshot.held),
             (
                 "units are lost or doubled",
-                data.stock.map(|stock| stock + self.sql.units(scope)) == Some(scope.total),
+                data.stock.map(|stock| stock + self.sql.units(scope)) == Some(self.sql.total),
             ),
+            ("the engine has another total", data.total == self.sql.total && data.aside == 0),
+            ("an adjustment waits", !matches!(self.sql.adjustment, Adjustment::Pending { .. })),
             (
                 "what is over has no mark",
                 (0..REQUESTS).all(|request| data.marks[request] >= snapshot.marks[request]),

@@ -83,6 +83,16 @@ fn the_protocol_holds_while_the_offer_is_settled() {
 }
 
 #[test]
+fn the_protocol_holds_while_units_are_added() {
+    holds(scopes::more);
+}
+
+#[test]
+fn the_protocol_holds_while_units_are_taken_away() {
+    holds(scopes::fewer);
+}
+
+#[test]
 fn an_acknowledgement_before_the_commit_is_caught() {
     is_caught(&[AcknowledgeBeforeCommit], scopes::crash, NOTHING_LOST);
 }
@@ -195,4 +205,24 @@ fn a_settlement_that_raises_no_epoch_is_caught() {
 #[test]
 fn a_rebuilder_that_reads_the_epoch_last_is_caught() {
     is_caught(&[LooksBeforeEpoch], scopes::settle, SETTLED);
+}
+
+#[test]
+fn units_that_are_added_although_a_rebuild_has_counted_them_are_caught() {
+    is_caught(&[AddsAtAnyEpoch], scopes::more, NEVER_OFFERED_TWICE);
+}
+
+#[test]
+fn an_undo_before_sql_knows_of_it_is_caught() {
+    is_caught(&[PutsBackBeforeSql], scopes::fewer, NEVER_OFFERED_TWICE);
+}
+
+#[test]
+fn a_total_that_is_lowered_for_units_of_another_epoch_is_caught() {
+    is_caught(&[TakesAwayAtAnyEpoch], scopes::fewer, NEVER_OFFERED_TWICE);
+}
+
+#[test]
+fn an_engine_that_forgets_what_it_has_adjusted_is_caught() {
+    is_caught(&[AdjustsWithoutMarks], scopes::more, NEVER_OFFERED_TWICE);
 }
