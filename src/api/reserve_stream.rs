@@ -10,7 +10,11 @@ use std::{net::IpAddr, sync::Arc};
 use futures_util::{Stream, StreamExt as _, future, stream};
 use tonic::Status;
 
-use super::{Services, convert, pb, stack::mended_status, status::stream_error};
+use super::{
+    Services, convert, pb,
+    stack::mended_status,
+    status::{count_error, counted, stream_error},
+};
 use crate::{
     admission::{Admit, room::Place},
     domain::ReserveOutcome,
@@ -71,13 +75,16 @@ async fn answer_one(
     caller: Caller,
 ) -> Result<ReserveOutcome, Error> {
     if request.request_id.is_empty() {
-        return Err(Error::invalid("request_id", "must be set on a stream: it names the answer"));
+        let error = Error::invalid("request_id", "must be set on a stream: it names the answer");
+        return counted(Err(error));
     }
-    let request = convert::reserve(request, false, address)?;
-    let admit = services.reservations.admit_with(Some(place?), &request)?;
+    let request = convert::reserve(request, false, address).inspect_err(count_error)?;
+    let admit = services.reservations.admit_with(Some(place?), &request);
+    let admit = admit.inspect_err(count_error)?;
     if let Admit::No(outcome) = admit {
-        return Ok(outcome);
+        return counted(Ok(outcome));
     }
     let reservations = services.reservations.clone();
-    services.run(async move { reservations.reserve_after(admit, request, caller).await }).await
+    let work = async move { counted(reservations.reserve_after(admit, request, caller).await) };
+    services.run(work).await
 }

@@ -29,7 +29,7 @@ use crate::{
     },
     error::Error,
     failpoints::failpoint,
-    orders,
+    metrics, orders,
     reservations::Reservations,
 };
 
@@ -145,6 +145,7 @@ impl Poller {
                 failpoint!("before_order_commit");
                 transaction.commit().await?;
                 failpoint!("after_order_commit");
+                metrics::batch_ordered(ordered, begun.elapsed());
                 self.pace().note(ordered, begun.elapsed());
                 Ok(ordered)
             }
