@@ -38,6 +38,7 @@ mod known_faults;
 mod limits;
 mod locks;
 mod model;
+mod observed;
 mod operations;
 mod outage;
 mod pipeline;
