@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     admission::Admit, domain::StockUpdate, engine::batcher::Caller, error::Error, metrics,
+    telemetry::spans,
 };
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -42,7 +43,8 @@ impl pb::seckill_server::Seckill for Services {
         let request = convert::reserve(request.get_ref(), is_repeat, address);
         let request = request.inspect_err(count_error)?;
         // Most are refused here, from memory and on the spot.
-        let admit = self.reservations.admit(&request).inspect_err(count_error)?;
+        let admit = spans::step("admission").in_scope(|| self.reservations.admit(&request));
+        let admit = admit.inspect_err(count_error)?;
         if let Admit::No(outcome) = admit {
             metrics::reserve_outcome(&outcome);
             return Ok(Response::new(outcome.into()));

@@ -6,6 +6,7 @@
 
 mod arrival;
 mod measure;
+mod trace;
 
 use std::{
     any::Any,
@@ -42,6 +43,7 @@ use crate::{config::Settings, error::Error};
 
 pub use arrival::{Arrival, Awaiting};
 pub use measure::{Measure, Measured, MeasuredFuture};
+pub use trace::{Trace, Traced, TracedFuture};
 
 /// The largest request of the `Seckill` service, in bytes.
 pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
@@ -49,7 +51,7 @@ pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
 pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
 /// What [`layers`] gives.
-pub type Layers = (Measure, Mend, Catch, Addresses, Guard, Arrival, Deadlines);
+pub type Layers = (Measure, Trace, Mend, Catch, Addresses, Guard, Arrival, Deadlines);
 
 /// The layers of every call, from the outside in.
 #[must_use]
@@ -57,6 +59,8 @@ pub fn layers(settings: &Settings) -> Layers {
     (
         // Outermost, so that it counts what the caller hears, and all of the time.
         Measure,
+        // What the layers below write to the log is to show its trace.
+        Trace,
         // It must see every status: those that tonic makes by itself get the code and the reason
         // that the contract promises.
         Mend,

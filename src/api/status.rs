@@ -19,6 +19,7 @@ use crate::{
     domain::ReserveOutcome,
     error::{Error, Violation},
     metrics::{self, Undecided},
+    telemetry::spans,
 };
 
 /// The domain of every `ErrorInfo`.
@@ -160,7 +161,7 @@ impl From<Error> for Fault {
 
 /// Writes a fault of ours to the log, and makes a status that only names its place there.
 fn internal(cause: &(dyn error::Error + 'static)) -> Fault {
-    let trace_id = format!("{:032x}", fastrand::u128(..));
+    let trace_id = spans::trace_id().unwrap_or_else(|| format!("{:032x}", fastrand::u128(..)));
     tracing::error!(trace_id, cause = %Chain(cause), "internal error");
     let message = format!("internal error; trace id {trace_id}");
     Fault::new(Code::Internal, ErrorReason::Internal, message).with("trace_id", trace_id)

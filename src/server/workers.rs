@@ -2,7 +2,7 @@
 //!
 //! A pass that fails because a store is away is simply due again; nothing is counted or lost.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use tokio::time::Instant;
@@ -19,6 +19,7 @@ use crate::{
     error::Error,
     metrics::{self, Polled},
     outbox::{poller::Pass, sweeper::sweep},
+    telemetry::spans,
 };
 
 /// How often the stores are probed while all is well.
@@ -230,9 +231,10 @@ async fn poll(parts: Parts, settings: Settings) {
             () = parts.shutdown.cancelled() => return,
         }
         while !parts.shutdown.is_cancelled() && !parts.database_circuit.is_open() {
+            let begun = SystemTime::now();
             match poller.run_once().await {
                 Ok(pass) => {
-                    note_pass(&pass);
+                    note_pass(&pass, begun);
                     if !pass.made_progress() {
                         break;
                     }
@@ -246,7 +248,12 @@ async fn poll(parts: Parts, settings: Settings) {
     }
 }
 
-fn note_pass(pass: &Pass) {
+fn note_pass(pass: &Pass, begun: SystemTime) {
+    if pass.made_progress() {
+        let counts =
+            [("ordered", pass.ordered), ("released", pass.released), ("failed", pass.failed)];
+        spans::worked("poller batch", begun, &counts);
+    }
     metrics::polled(Polled::Ordered, pass.ordered);
     metrics::polled(Polled::Released, pass.released);
     metrics::polled(Polled::Failed, pass.failed);

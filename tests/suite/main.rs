@@ -51,6 +51,7 @@ mod secrets;
 mod sentinel;
 mod settle;
 mod sold_out;
+mod spans;
 mod start;
 mod storm;
 mod support;

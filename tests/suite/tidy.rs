@@ -54,6 +54,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "cli/",
             "config/",
             "telemetry.rs",
+            "telemetry/",
             "bench.rs",
             "bench/",
         ],
@@ -64,6 +65,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("x509_parser", &["server/tls.rs"]),
     ("subtle", &["api/access.rs"]),
     ("metrics_exporter_prometheus", &["metrics.rs"]),
+    ("opentelemetry", &["telemetry.rs", "telemetry/"]),
 ];
 
 /// From bottom to top: a module may use those below it and its own, never those above.
