@@ -15,7 +15,9 @@ use std::{
 use metrics::{Counter, counter, with_local_recorder};
 
 use super::{
-    CALLS_HANDLED, CALLS_STARTED, HANDLING_SECONDS, HANDLING_TIMES, METRICS, as_gauge, head, line,
+    METRICS, as_gauge,
+    families::{CALLS_HANDLED, CALLS_STARTED, HANDLING_SECONDS, HANDLING_TIMES},
+    head, line,
 };
 
 /// By the number of the code.

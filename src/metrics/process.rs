@@ -7,8 +7,12 @@ use std::{
 };
 
 use super::{
-    PROCESS_CPU, PROCESS_MAX_FDS, PROCESS_OPEN_FDS, PROCESS_RESIDENT, PROCESS_START,
-    PROCESS_THREADS, PROCESS_VIRTUAL, as_gauge, head, line,
+    as_gauge,
+    families::{
+        PROCESS_CPU, PROCESS_MAX_FDS, PROCESS_OPEN_FDS, PROCESS_RESIDENT, PROCESS_START,
+        PROCESS_THREADS, PROCESS_VIRTUAL,
+    },
+    head, line,
 };
 
 /// When the metrics were first asked for is near enough where the system does not tell.
