@@ -4,14 +4,19 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use seckill::{
     api::{
         access::TABLE,
-        pb::{self, ReserveOutcome, seckill_client::SeckillClient},
+        pb::{
+            self, ReserveOutcome, seckill_admin_client::SeckillAdminClient,
+            seckill_client::SeckillClient,
+        },
     },
     metrics::{FAMILIES, Kind},
 };
@@ -20,10 +25,11 @@ use tonic::Code;
 
 use crate::support::{
     calls::Shop,
+    certs::Authority,
     databases::{self, Fresh},
     eventually,
     process::{Process, Serve},
-    scrape::metrics,
+    scrape::{get, metrics},
     world::{Ground, Sale},
 };
 
@@ -197,24 +203,97 @@ async fn the_pipeline_and_the_offers_on_sale_are_measured() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_that_begins_soon_and_is_not_warmed_up_shows() {
+    with_a_sale(async |process, _| {
+        let addr = process.http_addr();
+        let soon = SystemTime::now() + Duration::from_secs(600);
+        let offer = pb::OfferSpec {
+            sku_id: "sku-1".to_owned(),
+            title: "A thing".to_owned(),
+            price_minor: 1_999,
+            currency_code: "CNY".to_owned(),
+            total: 5,
+            ..Default::default()
+        };
+        let activity_id = "soon".to_owned();
+        let spec = pb::ActivitySpec {
+            activity_id: activity_id.clone(),
+            title: "Soon".to_owned(),
+            start_time: Some(soon.into()),
+            end_time: Some((soon + Duration::from_secs(600)).into()),
+            retention: None,
+            offers: vec![offer],
+        };
+        let mut admin = SeckillAdminClient::new(process.channel().await);
+        admin.create_activity(pb::CreateActivityRequest { spec: Some(spec) }).await.unwrap();
+        let becomes = async |count: f64| {
+            eventually("the activity is counted", async || {
+                let found = metrics(addr).await;
+                let starts_cold = found["seckill_activities_starting_cold"] == count;
+                (starts_cold && found["seckill_activities_not_warmed"] == 0.0).then_some(())
+            })
+            .await;
+        };
+        let (id, reason) = (activity_id.clone(), "test".to_owned());
+        let approve = pb::ApproveActivityRequest { activity_id: id, reason };
+        admin.approve_activity(approve).await.unwrap();
+        becomes(1.0).await;
+        let mut seckill = SeckillClient::new(process.channel().await);
+        seckill.warmup(pb::WarmupRequest { activity_id }).await.unwrap();
+        becomes(0.0).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_the_certificate_shows() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let folder = tempfile::tempdir().unwrap();
+        let (cert, key) = Authority::new("servers").for_server().write(folder.path());
+        let serve = Serve::over(&Ground::embedded(fresh).settings())
+            .with("HTTP__ADDR", "127.0.0.1:0")
+            .with("TLS__CERT_FILE", cert.display())
+            .with("TLS__KEY_FILE", key.display());
+        let mut process = serve.start().await;
+        let addr = process.http_addr();
+        let ends = eventually("the end is known", async || {
+            let ends = metrics(addr).await["seckill_tls_certificate_expiry_timestamp_seconds"];
+            (ends > 0.0).then_some(ends)
+        })
+        .await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let days = (ends - now) / 86_400.0;
+        assert!((29.0..=30.0).contains(&days), "{days}");
+        process.stop().await;
+    })
+    .await;
+}
+
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-fn promtool(arguments: &[&str]) {
-    let output = Command::new("promtool")
+/// Runs promtool beside the rules, with this to read.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut promtool = Command::new("promtool")
         .args(arguments)
         .current_dir(deploy("prometheus"))
-        .output()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("promtool is installed: run scripts/install-services");
+    promtool.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "promtool {arguments:?}:\n{text}");
 }
 
 #[test]
 fn the_rules_are_right_and_pass_their_tests() {
-    promtool(&["check", "rules", "rules.yml"]);
-    promtool(&["test", "rules", "rules_test.yml"]);
+    promtool(&["check", "rules", "rules.yml"], "");
+    promtool(&["test", "rules", "rules_test.yml"], "");
     let rules = yaml("prometheus/rules.yml");
     let tests = yaml("prometheus/rules_test.yml");
     let tests: Vec<&Value> = tests["tests"]
@@ -313,6 +392,8 @@ async fn rules_and_dashboard_ask_for_what_a_server_shows() {
             };
             assert!(shown.contains(&name), "{name} is not shown");
         }
+        // Names and types by the conventions of Prometheus.
+        promtool(&["check", "metrics"], &get(addr, "/metrics").await.body);
         let (rules, dashboard) = (yaml("prometheus/rules.yml"), dashboard());
         let mut expressions = Vec::new();
         strings(&rules, &["expr"], &mut expressions);
