@@ -40,6 +40,9 @@ use crate::{
     recovery::Recovery,
 };
 
+/// How long before its start an activity should be warmed up.
+const WARM_BEFORE: Duration = Duration::from_secs(15 * 60);
+
 /// Creates activities and moves them through their life.
 #[derive(Debug)]
 pub struct Activities {
@@ -271,6 +274,12 @@ impl Activities {
             self.follow_clock(&activity, &mut moved).await?;
         }
         metrics::count_cold_activities(moved.cold);
+        let now = self.database.clock();
+        let starts_cold = |activity: &&Arc<Activity>| {
+            let soon = now < activity.start_time && activity.start_time <= now.plus(WARM_BEFORE);
+            soon && activity.state == ActivityState::Scheduled && !activity.is_warm()
+        };
+        metrics::count_starting_cold(self.catalog.all().iter().filter(starts_cold).count());
         Ok(moved)
     }
 

@@ -12,6 +12,7 @@ pub mod room;
 use crate::{
     domain::{ReserveOutcome, ReserveRequest, name_reservation},
     error::Error,
+    metrics,
     offer::Offer,
     reservations::Reservations,
 };
@@ -83,6 +84,7 @@ impl Reservations {
         }
         self.stores_are_there()?;
         if is_sold_out(&offer, request) {
+            metrics::sold_out_from_memory();
             return Ok(Admit::No(ReserveOutcome::SoldOut));
         }
         self.limits.check(request)?;

@@ -25,7 +25,7 @@ pub use auth::{DIGEST_BYTES, Role, Subject, Subjects, Token, Tokens, digest};
 pub use components::{
     AuthSettings, CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings,
     HttpSettings, LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SweeperSettings,
-    TlsSettings, WatchSettings,
+    TlsSettings, TracesSettings, WatchSettings,
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
@@ -94,6 +94,7 @@ macro_rules! for_every_component {
             catalog: CatalogSettings,
             watch: WatchSettings,
             log: LogSettings,
+            traces: TracesSettings,
         }
     };
 }
@@ -210,9 +211,15 @@ impl Settings {
                 DATABASES,
                 "sqlite://path, postgres://user@host/name or mysql://user@host/name",
             ),
+            (
+                "traces.endpoint",
+                &self.traces.endpoint,
+                &["http", "https"],
+                "empty, http://host:port or https://host:port",
+            ),
         ];
         for (key, url, schemes, allowed) in urls {
-            if key == "engine.url" && url.expose().is_empty() {
+            if key != "database.url" && url.expose().is_empty() {
                 continue;
             }
             if !url.has_scheme_of(schemes) {
@@ -424,6 +431,12 @@ impl std::error::Error for SettingsError {}
 #[must_use]
 pub fn no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
+/// Whether OTEL_SERVICE_NAME names this service, for its traces.
+#[must_use]
+pub fn names_service() -> bool {
+    std::env::var_os("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
 }
 
 /// The log filter in RUST_LOG, if there is one.

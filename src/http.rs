@@ -6,7 +6,10 @@
 //! **Promises:** nothing here asks a store; connections and what they may send are bounded; no
 //! request is logged.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -32,6 +35,7 @@ use crate::{
     circuit::Circuit,
     metrics::{self, Shown},
     recovery::Recovery,
+    reservations::Reservations,
 };
 
 /// Connections at the same time; more wait until one ends.
@@ -53,6 +57,7 @@ pub struct View {
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
     pub recovery: Arc<Recovery>,
+    pub reservations: Arc<Reservations>,
     pub shutdown: CancellationToken,
 }
 
@@ -106,10 +111,16 @@ fn router(view: View) -> Router {
 }
 
 async fn show_metrics(State(view): State<View>) -> impl IntoResponse {
+    let reservations = &view.reservations;
+    let (room, room_taken) = reservations.writer.room().figures();
     let text = metrics::text(Shown {
         engine_up: !view.engine_circuit.is_open(),
         database_up: !view.database_circuit.is_open(),
         frozen_offers: view.recovery.frozen_offers(),
+        room,
+        room_taken,
+        writer_wait: reservations.writer.longest_wait(),
+        lookups_waiting: reservations.lookups_waiting.load(Ordering::Relaxed),
     });
     ([(CONTENT_TYPE, PROMETHEUS)], text)
 }

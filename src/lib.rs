@@ -48,7 +48,7 @@
 //! | [`database`] | SQLite, PostgreSQL, MySQL: pools, transactions, faults, leases; [`entity`] has the columns |
 //! | [`circuit`] | whether a store is there |
 //! | [`metrics`] | every name that is counted or measured; [`http`] shows them, and the probes |
-//! | [`config`] | settings; [`telemetry`] is the log |
+//! | [`config`] | settings; [`telemetry`] is the log, and traces |
 //! | [`server`] | opens, spawns, serves, stops in order |
 //! | [`cli`] | the command line; [`books`] compares engine, outbox and orders |
 //! | [`mod@bench`] | measures a server from outside, against a call that does nothing |

@@ -7,8 +7,9 @@
 //! show ([`Shown`]) is written while one of them is asked, and is its own.
 
 use std::{
+    fmt::Write as _,
     sync::{Arc, LazyLock, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use ::metrics::{
@@ -17,88 +18,20 @@ use ::metrics::{
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
-use crate::domain::{Difference, DifferenceKind};
+use crate::domain::{Difference, DifferenceKind, OfferKey, ReserveOutcome};
+
+mod calls;
+mod families;
+mod process;
+
+pub use calls::{GrpcMethod, MethodMeter, grpc_method};
+pub use families::{FAMILIES, Family, Kind};
+
+pub(crate) use families::CALLS;
+use families::*;
 
 /// How often what was measured is added up; until then it takes memory.
 pub const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// What a family is made of.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kind {
-    Counter,
-    Gauge,
-    /// In seconds, with these upper bounds.
-    Histogram(&'static [f64]),
-}
-
-impl Kind {
-    /// As in `# TYPE`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram(_) => "histogram",
-        }
-    }
-}
-
-/// All series of one name.
-#[derive(Debug, Clone, Copy)]
-pub struct Family {
-    pub name: &'static str,
-    pub kind: Kind,
-    pub labels: &'static [&'static str],
-    /// The text of `# HELP`.
-    pub help: &'static str,
-}
-
-macro_rules! families {
-    ($($const:ident = $name:literal, $kind:expr, [$($label:literal),*], $help:literal;)*) => {
-        $(pub(crate) const $const: Family = Family {
-            name: $name,
-            kind: $kind,
-            labels: &[$($label),*],
-            help: $help,
-        };)*
-        /// Every family, in the order of the documentation.
-        pub const FAMILIES: &[Family] = &[$($const),*];
-    };
-}
-
-/// A script takes from a few microseconds to a timeout.
-const CALL_SECONDS: &[f64] = &[
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-];
-const REBUILD_SECONDS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-
-families! {
-    BUILD_INFO = "seckill_build_info", Kind::Gauge, ["version", "engine", "database"],
-        "Always 1; the labels say what runs.";
-    DATABASE_UP = "seckill_database_up", Kind::Gauge, [],
-        "Whether the database answers: 1 or 0.";
-    ENGINE_UP = "seckill_engine_up", Kind::Gauge, [],
-        "Whether the stock engine answers: 1 or 0.";
-    CALLS = "seckill_engine_calls_total", Kind::Counter, ["script", "result"],
-        "Scripts that were run, by what is certain of them.";
-    CALL_TIMES = "seckill_engine_call_seconds", Kind::Histogram(CALL_SECONDS), ["script"],
-        "How long a script took, as the server waited for it.";
-    DIVERGENCE = "seckill_engine_divergence_total", Kind::Counter, ["reason"],
-        "How often this server had an offer frozen, since engine and SQL disagreed.";
-    FROZEN_OFFERS = "seckill_engine_frozen_offers", Kind::Gauge, [],
-        "Offers that do not sell until this server, or another one, has rebuilt them.";
-    REBUILDS = "seckill_engine_rebuilds_total", Kind::Counter, ["reason"],
-        "Rebuilds of an offer from SQL that this server finished.";
-    REBUILD_TIMES = "seckill_engine_rebuild_seconds", Kind::Histogram(REBUILD_SECONDS), [],
-        "How long such a rebuild kept its offer frozen.";
-    COLD_ACTIVITIES = "seckill_activities_not_warmed", Kind::Gauge, [],
-        "Activities that are past their start and do not start, since nobody warmed them up.";
-    DEAD_LETTERS = "seckill_dead_letters", Kind::Gauge, [],
-        "Reservations that could not become orders and wait for an operator.";
-    DIFFERENCES = "seckill_reconcile_differences", Kind::Gauge, ["kind"],
-        "Contradictions of engine, outbox and orders that this server's last comparison listed.";
-}
 
 /// Why offers are frozen and rebuilt: what `guard.lua` finds, what `recovery` finds, and what
 /// others ask it for.
@@ -122,12 +55,114 @@ const REASONS: &[&str] = &[
 ];
 const OTHER: &str = "other";
 
+/// What [`reserve_outcome`] counts, in its order.
+const OUTCOMES: [&str; 11] = [
+    "not_started",
+    "paused",
+    "ended",
+    "quantity_limit",
+    "not_warmed",
+    "replayed",
+    "released",
+    "duplicate",
+    "sold_out",
+    "insufficient",
+    "reserved",
+];
+
+/// The workers that `server` runs.
+const WORKERS: &[&str] =
+    &["catalog", "expiry", "figures", "hearing", "poller", "purge", "sweeper", OTHER];
+
+/// The most offers that have series of their own.
+pub const MOST_OFFERS: usize = 200;
+
 /// What a server is asked for, when its metrics are read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Shown {
     pub engine_up: bool,
     pub database_up: bool,
     pub frozen_offers: usize,
+    pub room: usize,
+    pub room_taken: usize,
+    pub writer_wait: Duration,
+    pub lookups_waiting: usize,
+}
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($member:ident = $word:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($member),*
+        }
+
+        impl $name {
+            const ALL: &'static [Self] = &[$(Self::$member),*];
+
+            fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$member => $word),*
+                }
+            }
+        }
+    };
+}
+
+words! {
+    /// Why a request for a reservation was not decided.
+    Undecided {
+        Invalid = "invalid",
+        Unknown = "unknown_offer",
+        RateLimited = "rate_limited",
+        Overloaded = "overloaded",
+        Engine = "engine_unavailable",
+        Database = "database_unavailable",
+        Frozen = "offer_frozen",
+        ShuttingDown = "shutting_down",
+        Deadline = "deadline_exceeded",
+        Internal = "internal",
+        Other = "other",
+    }
+}
+
+words! {
+    /// What became of an outbox row that was polled.
+    Polled {
+        Ordered = "ordered",
+        Released = "released",
+        Failed = "failed",
+        Waiting = "waiting",
+    }
+}
+
+words! {
+    /// An outbox row that is not at its end.
+    Unfinished {
+        Pending = "pending",
+        Releasing = "releasing",
+        Dead = "dead",
+    }
+}
+
+/// What lies between reservations and orders.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Depth {
+    pub pending: u64,
+    pub releasing: u64,
+    pub dead: u64,
+    pub lag: Duration,
+    /// `None` while the engine does not say.
+    pub unacked: Option<u64>,
+    pub offers: Vec<OfferDepth>,
+}
+
+/// What is left of one offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferDepth {
+    pub offer: OfferKey,
+    pub total: u64,
+    pub remaining: u64,
 }
 
 /// What is certain of a call of a script.
@@ -181,9 +216,39 @@ struct Metrics {
     database_up: Gauge,
     frozen_offers: Gauge,
     cold_activities: Gauge,
+    starting_cold: Gauge,
     dead_letters: Gauge,
     /// In the order of [`DifferenceKind::ALL`].
     differences: Vec<Gauge>,
+    /// In the order of [`OUTCOMES`].
+    outcomes: [Counter; OUTCOMES.len()],
+    /// In the order of [`Undecided::ALL`].
+    errors: Vec<Counter>,
+    sold_out_from_memory: Counter,
+    room: Gauge,
+    room_taken: Gauge,
+    engine_batches: Histogram,
+    group_rows: Histogram,
+    group_seconds: Histogram,
+    writer_wait: Gauge,
+    lookups: Gauge,
+    /// In the order of [`Unfinished::ALL`].
+    outbox_rows: Vec<Gauge>,
+    outbox_lag: Gauge,
+    unacked: Gauge,
+    batch_orders: Histogram,
+    batch_seconds: Histogram,
+    /// In the order of [`Polled::ALL`].
+    polled: Vec<Counter>,
+    swept: Counter,
+    sweep_seconds: Histogram,
+    expired_holds: Counter,
+    /// In the order of [`WORKERS`].
+    worker_failures: Vec<Counter>,
+    watch_streams: Gauge,
+    certificate_ends: Gauge,
+    /// Those that have series now; shown by [`text`], since a series of the recorder stays for ever.
+    offers: Mutex<Vec<OfferDepth>>,
     /// Held from the gauges of one server to the end of its text.
     showing: Mutex<()>,
 }
@@ -226,8 +291,44 @@ impl Metrics {
             database_up: gauge!(DATABASE_UP.name),
             frozen_offers: gauge!(FROZEN_OFFERS.name),
             cold_activities: gauge!(COLD_ACTIVITIES.name),
+            starting_cold: gauge!(STARTING_COLD.name),
             dead_letters: gauge!(DEAD_LETTERS.name),
             differences: DifferenceKind::ALL.iter().map(difference).collect(),
+            outcomes: OUTCOMES.map(|outcome| counter!(RESERVE_OUTCOMES.name, "outcome" => outcome)),
+            errors: Undecided::ALL
+                .iter()
+                .map(|reason| counter!(RESERVE_ERRORS.name, "reason" => reason.as_str()))
+                .collect(),
+            sold_out_from_memory: counter!(SOLD_OUT_FROM_MEMORY.name),
+            room: gauge!(ROOM.name),
+            room_taken: gauge!(ROOM_TAKEN.name),
+            engine_batches: histogram!(ENGINE_BATCHES.name),
+            group_rows: histogram!(GROUP_ROWS.name),
+            group_seconds: histogram!(GROUP_TIMES.name),
+            writer_wait: gauge!(WRITER_WAIT.name),
+            lookups: gauge!(LOOKUPS.name),
+            outbox_rows: Unfinished::ALL
+                .iter()
+                .map(|state| gauge!(OUTBOX_ROWS.name, "state" => state.as_str()))
+                .collect(),
+            outbox_lag: gauge!(OUTBOX_LAG.name),
+            unacked: gauge!(UNACKED.name),
+            batch_orders: histogram!(BATCH_ORDERS.name),
+            batch_seconds: histogram!(BATCH_TIMES.name),
+            polled: Polled::ALL
+                .iter()
+                .map(|result| counter!(POLLED_ROWS.name, "result" => result.as_str()))
+                .collect(),
+            swept: counter!(SWEPT.name),
+            sweep_seconds: histogram!(SWEEP_TIMES.name),
+            expired_holds: counter!(EXPIRED_HOLDS.name),
+            worker_failures: WORKERS
+                .iter()
+                .map(|worker| counter!(WORKER_FAILURES.name, "worker" => *worker))
+                .collect(),
+            watch_streams: gauge!(WATCH_STREAMS.name),
+            certificate_ends: gauge!(CERTIFICATE_ENDS.name),
+            offers: Mutex::default(),
             showing: Mutex::default(),
         }
     }
@@ -273,9 +374,111 @@ pub fn count_cold_activities(count: u64) {
     METRICS.cold_activities.set(as_gauge(count));
 }
 
-/// How many dead letters there are.
-pub fn count_dead_letters(count: u64) {
-    METRICS.dead_letters.set(as_gauge(count));
+/// How many activities start soon, and are not warmed up.
+pub fn count_starting_cold(count: usize) {
+    METRICS.starting_cold.set(as_gauge(count as u64));
+}
+
+/// A request for a reservation was decided.
+pub fn reserve_outcome(outcome: &ReserveOutcome) {
+    let place = match outcome {
+        ReserveOutcome::NotStarted => 0,
+        ReserveOutcome::Paused => 1,
+        ReserveOutcome::Ended => 2,
+        ReserveOutcome::QuantityLimit { .. } => 3,
+        ReserveOutcome::NotWarmed => 4,
+        ReserveOutcome::Reserved { replayed: true, .. } => 5,
+        ReserveOutcome::Released => 6,
+        ReserveOutcome::Duplicate { .. } => 7,
+        ReserveOutcome::SoldOut => 8,
+        ReserveOutcome::Insufficient { .. } => 9,
+        ReserveOutcome::Reserved { replayed: false, .. } => 10,
+    };
+    METRICS.outcomes[place].increment(1);
+}
+
+/// A request for a reservation was not decided.
+pub fn reserve_error(why: Undecided) {
+    METRICS.errors[why as usize].increment(1);
+}
+
+/// An answer SOLD_OUT was given from memory.
+pub fn sold_out_from_memory() {
+    METRICS.sold_out_from_memory.increment(1);
+}
+
+/// One run of `reserve.lua` is for so many requests.
+pub fn engine_batch(requests: usize) {
+    METRICS.engine_batches.record(as_gauge(requests as u64));
+}
+
+/// A commit to the outbox recorded so many reservations.
+pub fn group_written(rows: usize, took: Duration) {
+    METRICS.group_rows.record(as_gauge(rows as u64));
+    METRICS.group_seconds.record(took);
+}
+
+/// A transaction of the poller made so many orders.
+pub fn batch_ordered(orders: usize, took: Duration) {
+    METRICS.batch_orders.record(as_gauge(orders as u64));
+    METRICS.batch_seconds.record(took);
+}
+
+/// The poller did this with so many rows.
+pub fn polled(result: Polled, rows: usize) {
+    METRICS.polled[result as usize].increment(rows as u64);
+}
+
+/// The sweeper walked all offers once.
+pub fn swept(settled: usize, took: Duration) {
+    METRICS.swept.increment(settled as u64);
+    METRICS.sweep_seconds.record(took);
+}
+
+/// So many holds were given back.
+pub fn holds_expired(count: usize) {
+    METRICS.expired_holds.increment(count as u64);
+}
+
+/// A pass of this worker failed.
+pub fn worker_failed(worker: &str) {
+    let place = WORKERS.iter().position(|known| *known == worker);
+    METRICS.worker_failures[place.unwrap_or(WORKERS.len() - 1)].increment(1);
+}
+
+/// Counts an open WatchStock stream for as long as it lives.
+#[derive(Debug)]
+pub struct Watching(());
+
+/// A WatchStock stream begins.
+#[must_use]
+pub fn watching() -> Watching {
+    METRICS.watch_streams.increment(1);
+    Watching(())
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        METRICS.watch_streams.decrement(1);
+    }
+}
+
+/// When the certificate of the gRPC port ends.
+pub fn certificate_ends(at: SystemTime) {
+    METRICS.certificate_ends.set(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+}
+
+/// What lies between reservations and orders; figures that are not known stay as they were.
+pub fn measured(depth: Depth) {
+    for (state, rows) in Unfinished::ALL.iter().zip([depth.pending, depth.releasing, depth.dead]) {
+        METRICS.outbox_rows[*state as usize].set(as_gauge(rows));
+    }
+    METRICS.dead_letters.set(as_gauge(depth.dead));
+    METRICS.outbox_lag.set(depth.lag.as_secs_f64());
+    if let Some(unacked) = depth.unacked {
+        METRICS.unacked.set(as_gauge(unacked));
+        *METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner) = depth.offers;
+    }
 }
 
 /// What a comparison listed.
@@ -298,7 +501,47 @@ pub fn text(shown: Shown) -> String {
     METRICS.engine_up.set(u8::from(shown.engine_up));
     METRICS.database_up.set(u8::from(shown.database_up));
     METRICS.frozen_offers.set(as_gauge(shown.frozen_offers as u64));
-    METRICS.recorder.handle().render()
+    METRICS.room.set(as_gauge(shown.room as u64));
+    METRICS.room_taken.set(as_gauge(shown.room_taken as u64));
+    METRICS.writer_wait.set(shown.writer_wait.as_secs_f64());
+    METRICS.lookups.set(as_gauge(shown.lookups_waiting as u64));
+    let mut text = METRICS.recorder.handle().render();
+    calls::write(&mut text);
+    let offers = METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner);
+    write_offers(&mut text, OFFER_TOTAL, &offers, |offer| offer.total);
+    write_offers(&mut text, OFFER_REMAINING, &offers, |offer| offer.remaining);
+    process::write(&mut text);
+    text
+}
+
+fn write_offers(
+    text: &mut String,
+    family: Family,
+    offers: &[OfferDepth],
+    units: impl Fn(&OfferDepth) -> u64,
+) {
+    head(text, family);
+    for depth in offers.iter().take(MOST_OFFERS) {
+        // Ids have no character that would have to be escaped.
+        let OfferKey { activity_id, sku_id } = &depth.offer;
+        let labels = format!("activity_id=\"{activity_id}\",sku_id=\"{sku_id}\"");
+        line(text, family.name, &labels, units(depth));
+    }
+}
+
+/// What stands above the series of a family that is not the recorder's.
+fn head(text: &mut String, family: Family) {
+    let Family { name, kind, help, .. } = family;
+    // Writing to a string does not fail.
+    let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str());
+}
+
+fn line(text: &mut String, name: &str, labels: &str, value: impl std::fmt::Display) {
+    let _ = if labels.is_empty() {
+        writeln!(text, "{name} {value}")
+    } else {
+        writeln!(text, "{name}{{{labels}}} {value}")
+    };
 }
 
 /// Gauges are `f64`, which is exact for all that can be counted here.
@@ -314,8 +557,12 @@ mod tests {
     #[test]
     fn every_family_is_described_from_the_start() {
         let _levels = script("levels");
+        let (service, method) = ("seckill.v1.Seckill", "Reserve");
+        let reserve = grpc_method(GrpcMethod { service, method, kind: "unary" });
+        reserve.start();
+        reserve.end(8, Duration::from_millis(2));
         serves_on("embedded", "sqlite");
-        let text = text(Shown { engine_up: true, database_up: false, frozen_offers: 3 });
+        let text = text(Shown { engine_up: true, frozen_offers: 3, ..Shown::default() });
         for Family { name, kind, help, .. } in FAMILIES {
             assert!(text.contains(&format!("# HELP {name} {help}\n")), "{name}: {text}");
             assert!(text.contains(&format!("# TYPE {name} {}\n", kind.as_str())), "{name}: {text}");
@@ -328,15 +575,19 @@ mod tests {
     fn names_follow_the_conventions() {
         for Family { name, kind, help, .. } in FAMILIES {
             assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
-            assert_eq!(matches!(kind, Kind::Histogram(_)), name.ends_with("_seconds"), "{name}");
-            assert!(name.starts_with("seckill_") && help.ends_with('.'), "{name}");
+            let units = ["_seconds", "_rows", "_orders", "_requests"];
+            let has_unit = units.iter().any(|unit| name.ends_with(unit));
+            assert!(has_unit || !matches!(kind, Kind::Histogram(_)), "{name}");
+            let first = ["seckill_", "grpc_server_", "process_"];
+            assert!(first.iter().any(|first| name.starts_with(first)), "{name}");
+            assert!(help.ends_with('.'), "{name}");
         }
     }
 
     #[test]
     fn a_reason_that_nobody_knows_is_another_one() {
         let count = |line: &str| {
-            let text = text(Shown { engine_up: true, database_up: true, frozen_offers: 0 });
+            let text = text(Shown::default());
             let line = text.lines().find(|found| found.starts_with(line)).expect("it is there");
             line.rsplit(' ').next().and_then(|count| count.parse::<u64>().ok()).expect("a number")
         };
@@ -350,6 +601,9 @@ mod tests {
     fn results_stand_in_the_order_of_their_handles() {
         for (place, result) in CallResult::ALL.into_iter().enumerate() {
             assert_eq!(result as usize, place);
+        }
+        for (place, why) in Undecided::ALL.iter().enumerate() {
+            assert_eq!(*why as usize, place);
         }
     }
 }

@@ -22,6 +22,7 @@ use std::{
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tracing::Instrument as _;
 
 mod confirm;
 mod find;
@@ -49,6 +50,7 @@ use crate::{
         writer::{NewRow, WriteError, Writer, Written},
     },
     recovery::Recovery,
+    telemetry::spans,
 };
 
 /// The most calls of Release, Confirm and GetReservation that wait for SQL.
@@ -140,7 +142,12 @@ impl Reservations {
             quantity: request.quantity,
         };
         for _ in 0..ATTEMPTS {
-            let reply = match offer.segment.take(take.clone(), caller.clone()).await {
+            let reply = match offer
+                .segment
+                .take(take.clone(), caller.clone())
+                .instrument(spans::step("script"))
+                .await
+            {
                 Ok(reply) => reply,
                 Err(error) => match self.after_failed_take(&offer, error).await? {
                     Step::Done(outcome) => return Ok(outcome),
@@ -268,7 +275,7 @@ impl Reservations {
         remaining: Option<u64>,
     ) -> Result<Step, Error> {
         let (slot, epoch) = (row.slot, row.epoch);
-        match self.writer.write(row).await {
+        match self.writer.write(row).instrument(spans::step("commit")).await {
             Ok(Written::Live(row)) => {
                 let reservation = row.reservation()?;
                 let is_over = replayed

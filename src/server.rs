@@ -515,6 +515,7 @@ impl HttpPort {
             engine_circuit: parts.engine_circuit.clone(),
             database_circuit: parts.database_circuit.clone(),
             recovery: parts.recovery.clone(),
+            reservations: parts.reservations.clone(),
             shutdown: parts.shutdown.clone(),
         };
         let stop = CancellationToken::new();

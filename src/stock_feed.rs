@@ -28,6 +28,7 @@ use crate::{
         scripts::{Refusal, Stamp},
     },
     error::Error,
+    metrics::{self, Watching},
     offer::Offer,
     recovery::Recovery,
 };
@@ -117,7 +118,8 @@ impl StockFeed {
             request.sku_ids.clone()
         };
         let (hub, mut boards) = self.join(&activity, &sku_ids);
-        let interest = Interest { hub, sku_ids: sku_ids.clone() };
+        let watching = metrics::watching();
+        let interest = Interest { hub, sku_ids: sku_ids.clone(), _watching: watching };
         self.first_figures(&activity, &mut boards, &sku_ids).await?;
         let watcher = Watcher::new(interest, boards, request.min_interval, self.options.heartbeat);
         Ok(stream::unfold(watcher, |mut watcher| async move {
@@ -278,6 +280,7 @@ fn publish(board: &mut Arc<Board>, state: ActivityState, found: Vec<(SkuId, Figu
 struct Interest {
     hub: Arc<Hub>,
     sku_ids: Vec<SkuId>,
+    _watching: Watching,
 }
 
 impl Drop for Interest {

@@ -10,11 +10,13 @@ use sea_orm::{
 
 use super::Activities;
 use crate::{
+    admission::catalog::Phase,
     database::Backend,
     domain::{ActivityId, OfferPipeline, PipelineStatus, TimeMs},
     engine::scripts::{Levels, Refusal},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
+    metrics::{Depth, MOST_OFFERS, OfferDepth},
     offer::Offer,
 };
 
@@ -32,6 +34,10 @@ struct Count {
 struct OrderCount {
     sku_id: String,
     rows: i64,
+}
+
+fn unacked(levels: &HashMap<String, Option<Levels>>) -> u64 {
+    levels.values().flatten().map(|levels| levels.unacked).sum()
 }
 
 impl Activities {
@@ -63,9 +69,6 @@ impl Activities {
         };
         let levels = self.levels_of(&offers).await;
         status.engine_healthy = levels.is_some();
-        let unacked = |levels: &HashMap<String, Option<Levels>>| {
-            levels.values().flatten().map(|levels| levels.unacked).sum()
-        };
         status.unacked = levels.as_ref().map(unacked);
         match self.sql_figures(id, &mut status).await {
             Ok(()) => status.database_healthy = true,
@@ -82,6 +85,58 @@ impl Activities {
             }
         }
         Ok(status)
+    }
+
+    /// What lies between reservations and orders, and what is left of the offers on sale: for the
+    /// metrics. While the engine is away its figures are left out.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn depth(self: &Arc<Self>) -> Result<Depth, Error> {
+        let now = self.database.clock();
+        let all = self.catalog.all();
+        let offers: Vec<Arc<Offer>> =
+            all.iter().flat_map(|activity| activity.offers.values().cloned()).collect();
+        let levels = match self.engine_circuit.is_open() {
+            true => None,
+            false => self.levels_of(&offers).await,
+        };
+        let mut on_sale: Vec<OfferDepth> = Vec::new();
+        let open = all.iter().filter(|activity| activity.phase(now) == Phase::Open);
+        for offer in open.flat_map(|activity| activity.offers.values()) {
+            let found = levels.as_ref().and_then(|levels| levels.get(&offer.key.to_string()));
+            if let Some(Some(Levels { total, stock, .. })) = found {
+                let offer = offer.key.clone();
+                on_sale.push(OfferDepth { offer, total: *total, remaining: *stock });
+            }
+        }
+        on_sale.sort_by(|a, b| a.offer.cmp(&b.offer));
+        on_sale.truncate(MOST_OFFERS);
+        let figures = self.unfinished(now).await;
+        let depth = figures.map_err(|error| self.sql_failed(error))?;
+        Ok(Depth { unacked: levels.as_ref().map(unacked), offers: on_sale, ..depth })
+    }
+
+    async fn unfinished(&self, now: TimeMs) -> Result<Depth, DbErr> {
+        let reader = self.database.reader();
+        let rows = |state| outbox::Entity::find().filter(outbox::due(state));
+        let mut depth = Depth {
+            pending: rows(OutboxState::Pending).count(reader).await?,
+            releasing: rows(OutboxState::Releasing).count(reader).await?,
+            dead: rows(OutboxState::Dead).count(reader).await?,
+            ..Depth::default()
+        };
+        for state in [OutboxState::Pending, OutboxState::Releasing] {
+            let first = rows(state)
+                .filter(outbox::Column::NextAttemptTime.lte(now.0))
+                .order_by_asc(outbox::Column::NextAttemptTime)
+                .order_by_asc(outbox::Column::Id)
+                .one(reader)
+                .await?;
+            let lag = first.map(|row| now.since(TimeMs(row.next_attempt_time)));
+            depth.lag = depth.lag.max(lag.unwrap_or_default());
+        }
+        Ok(depth)
     }
 
     /// By offer key; an offer that is frozen has no levels. `None` while the engine is away.

@@ -62,6 +62,13 @@ impl Room {
         permit.map(|permit| self.place(permit)).map_err(|_| Error::ShuttingDown)
     }
 
+    /// How many places there are, and how many of them are taken.
+    pub fn figures(&self) -> (usize, usize) {
+        let size = *self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        let owed = self.owed.load(Ordering::Relaxed);
+        (size, (size + owed).saturating_sub(self.places.available_permits()))
+    }
+
     fn place(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
         Place { room: self.clone(), permit: Some(permit) }
     }
@@ -110,6 +117,7 @@ mod tests {
         drop(places);
         room.resize(100);
         assert_eq!(room.places.available_permits(), 3);
+        assert_eq!(room.figures(), (3, 0));
     }
 
     #[test]
@@ -121,6 +129,7 @@ mod tests {
             held.truncate(held.len() - 50);
             let free = room.places.available_permits();
             assert_eq!(free, size.saturating_sub(held.len()), "of {size}");
+            assert_eq!(room.figures(), (size, held.len()));
         }
         held.clear();
         assert_eq!(room.places.available_permits(), 1_024);

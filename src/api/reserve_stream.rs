@@ -11,7 +11,11 @@ use std::{net::IpAddr, sync::Arc};
 use futures_util::{Stream, StreamExt as _, future, stream};
 use tonic::Status;
 
-use super::{Services, convert, pb, stack::mended_status, status::stream_error};
+use super::{
+    Services, convert, pb,
+    stack::mended_status,
+    status::{count_error, counted, stream_error},
+};
 use crate::{admission::Admit, domain::ReserveOutcome, engine::batcher::Caller, error::Error};
 
 /// Requests of one stream that are under way at once.
@@ -61,25 +65,23 @@ async fn answer_one(
     caller: Caller,
 ) -> Result<ReserveOutcome, Error> {
     if request.request_id.is_empty() {
-        return Err(Error::invalid("request_id", "must be set on a stream: it names the answer"));
+        let error = Error::invalid("request_id", "must be set on a stream: it names the answer");
+        return counted(Err(error));
     }
-    let request = convert::reserve(request, false, address)?;
+    let request = convert::reserve(request, false, address).inspect_err(count_error)?;
     let reservations = services.reservations.clone();
-    match reservations.writer.room().enter() {
-        Ok(place) => match reservations.admit_with(Some(place), &request)? {
-            Admit::No(outcome) => Ok(outcome),
-            admit @ (Admit::Yes(_) | Admit::Unseen(_)) => {
-                let work = async move { reservations.reserve_after(admit, request, caller).await };
-                services.run(work).await
-            }
-        },
-        Err(_) => {
-            let work = async move {
-                let place = reservations.writer.room().wait().await?;
-                let admit = reservations.admit_with(Some(place), &request)?;
-                reservations.reserve_after(admit, request, caller).await
-            };
-            services.run(work).await
-        }
+    let Ok(place) = reservations.writer.room().enter() else {
+        let work = async move {
+            let place = reservations.writer.room().wait().await?;
+            let admit = reservations.admit_with(Some(place), &request)?;
+            reservations.reserve_after(admit, request, caller).await
+        };
+        return services.run(async { counted(work.await) }).await;
+    };
+    let admit = reservations.admit_with(Some(place), &request).inspect_err(count_error)?;
+    if let Admit::No(outcome) = admit {
+        return counted(Ok(outcome));
     }
+    let work = async move { counted(reservations.reserve_after(admit, request, caller).await) };
+    services.run(work).await
 }

@@ -6,9 +6,17 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
 use super::{
-    Services, address::CallerAddress, admin::actor, convert, pb, reserve_stream, stack::Deadline,
+    Services,
+    address::CallerAddress,
+    admin::actor,
+    convert, pb, reserve_stream,
+    stack::Deadline,
+    status::{count_error, counted},
 };
-use crate::{admission::Admit, domain::StockUpdate, engine::batcher::Caller, error::Error};
+use crate::{
+    admission::Admit, domain::StockUpdate, engine::batcher::Caller, error::Error, metrics,
+    telemetry::spans,
+};
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -32,10 +40,13 @@ impl pb::seckill_server::Seckill for Services {
         let deadline = request.extensions().get().map(|deadline: &Deadline| deadline.0);
         let address = request.extensions().get().map(|address: &CallerAddress| address.0);
         let is_repeat = is_repeat(request.metadata());
-        let request = convert::reserve(request.get_ref(), is_repeat, address)?;
+        let request = convert::reserve(request.get_ref(), is_repeat, address);
+        let request = request.inspect_err(count_error)?;
         // Most are refused here, from memory and on the spot.
-        let admit = self.reservations.admit(&request)?;
+        let admit = spans::step("admission").in_scope(|| self.reservations.admit(&request));
+        let admit = admit.inspect_err(count_error)?;
         if let Admit::No(outcome) = admit {
+            metrics::reserve_outcome(&outcome);
             return Ok(Response::new(outcome.into()));
         }
         // Lives as long as this future, that is, as long as somebody waits for the answer. A
@@ -43,7 +54,7 @@ impl pb::seckill_server::Seckill for Services {
         let connection = Arc::new(());
         let caller = Caller::new(&connection, deadline);
         let reservations = self.reservations.clone();
-        let work = async move { reservations.reserve_after(admit, request, caller).await };
+        let work = async move { counted(reservations.reserve_after(admit, request, caller).await) };
         Ok(Response::new(self.run(work).await?.into()))
     }
 

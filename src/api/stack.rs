@@ -5,6 +5,8 @@
 //! alone.
 
 mod arrival;
+mod measure;
+mod trace;
 
 use std::{
     any::Any,
@@ -40,6 +42,8 @@ use super::{
 use crate::{config::Settings, error::Error};
 
 pub use arrival::{Arrival, Awaiting};
+pub use measure::{Measure, Measured, MeasuredFuture};
+pub use trace::{Trace, Traced, TracedFuture};
 
 /// The largest request of the `Seckill` service, in bytes.
 pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
@@ -47,14 +51,18 @@ pub const SECKILL_REQUEST_LIMIT: usize = 64 * 1_024;
 pub const ADMIN_REQUEST_LIMIT: usize = 4 * 1_024 * 1_024;
 
 /// What [`layers`] gives.
-pub type Layers = (Mend, Catch, Addresses, Guard, Arrival, Deadlines);
+pub type Layers = (Measure, Trace, Mend, Catch, Addresses, Guard, Arrival, Deadlines);
 
 /// The layers of every call, from the outside in.
 #[must_use]
 pub fn layers(settings: &Settings) -> Layers {
     (
-        // Outermost, so that it sees every status: those that tonic makes by itself get the code
-        // and the reason that the contract promises.
+        // Outermost, so that it counts what the caller hears, and all of the time.
+        Measure,
+        // What the layers below write to the log is to show its trace.
+        Trace,
+        // It must see every status: those that tonic makes by itself get the code and the reason
+        // that the contract promises.
         Mend,
         // A panic must neither end a connection nor stay unseen.
         Catch,

@@ -15,7 +15,12 @@ use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::pb::{self, ErrorReason};
-use crate::error::{Error, Violation};
+use crate::{
+    domain::ReserveOutcome,
+    error::{Error, Violation},
+    metrics::{self, Undecided},
+    telemetry::spans,
+};
 
 /// The domain of every `ErrorInfo`.
 pub const DOMAIN: &str = "inventory.seckill";
@@ -40,6 +45,35 @@ impl From<Error> for Status {
         }
         Fault::from(error).into_status()
     }
+}
+
+/// Counts what became of a request for a reservation.
+pub(super) fn counted(result: Result<ReserveOutcome, Error>) -> Result<ReserveOutcome, Error> {
+    result.inspect(metrics::reserve_outcome).inspect_err(count_error)
+}
+
+/// Counts a request for a reservation that was not decided.
+pub(super) fn count_error(error: &Error) {
+    metrics::reserve_error(match error {
+        Error::InvalidField(_) | Error::RequestIdConflict { .. } => Undecided::Invalid,
+        Error::UnknownActivity(_) | Error::UnknownOffer { .. } => Undecided::Unknown,
+        Error::RateLimited { .. } => Undecided::RateLimited,
+        Error::Overloaded => Undecided::Overloaded,
+        Error::EngineUnavailable => Undecided::Engine,
+        Error::DatabaseUnavailable => Undecided::Database,
+        Error::OfferFrozen(_) => Undecided::Frozen,
+        Error::ShuttingDown => Undecided::ShuttingDown,
+        Error::DeadlineExceeded => Undecided::Deadline,
+        Error::Internal(_) => Undecided::Internal,
+        Error::UnknownReservation
+        | Error::ActivityExists(_)
+        | Error::AddressDenied
+        | Error::WrongActivityState { .. }
+        | Error::NotDrained { .. }
+        | Error::WarmupMismatch { .. }
+        | Error::InProgress(_)
+        | Error::Unimplemented(_) => Undecided::Other,
+    });
 }
 
 /// What the status of a unary call would have said, for one request of a stream.
@@ -127,7 +161,7 @@ impl From<Error> for Fault {
 
 /// Writes a fault of ours to the log, and makes a status that only names its place there.
 fn internal(cause: &(dyn error::Error + 'static)) -> Fault {
-    let trace_id = format!("{:032x}", fastrand::u128(..));
+    let trace_id = spans::trace_id().unwrap_or_else(|| format!("{:032x}", fastrand::u128(..)));
     tracing::error!(trace_id, cause = %Chain(cause), "internal error");
     let message = format!("internal error; trace id {trace_id}");
     Fault::new(Code::Internal, ErrorReason::Internal, message).with("trace_id", trace_id)

@@ -80,7 +80,8 @@ impl Serve {
             context.printer.note("the settings are valid");
             return Ok(Exit::Ok);
         }
-        telemetry::init(&loaded.settings.log).map_err(Failure::Usage)?;
+        let (log, traces) = (&loaded.settings.log, &loaded.settings.traces);
+        telemetry::init_with_traces(log, traces).map_err(Failure::Usage)?;
         let printer = context.printer;
         let announce = loaded.settings.grpc.addr.port() == 0;
         serve(loaded.settings, move |server| {
@@ -136,6 +137,7 @@ async fn serve(settings: Settings, ready: impl FnOnce(&Server)) -> Result<(), Fa
             ));
         }
     }
+    telemetry::spans::stop().await;
     if taken_over {
         return Err(Failure::Unavailable(
             "another process took over the embedded engine of this database".into(),

@@ -396,3 +396,17 @@ component! {
         format: LogFormat = LogFormat::Auto;
     }
 }
+
+component! {
+    /// Traces of calls, sent by OTLP over gRPC. The variables of OpenTelemetry that name the service
+    /// (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) and send headers (OTEL_EXPORTER_OTLP_HEADERS)
+    /// count too.
+    TracesSettings = "traces" {
+        /// Where the collector is: `http://host:4317` or `https://host:4317`. Empty: there are no
+        /// traces.
+        endpoint: SecretUrl = SecretUrl::new("");
+        /// How many of a thousand calls are traced, of those whose callers do not say in a
+        /// `traceparent`.
+        sampled_per_thousand: u32 = 10 => 0..=1_000;
+    }
+}

@@ -29,7 +29,7 @@ impl SecretUrl {
     }
 
     /// Whether this is a URL with one of these schemes.
-    pub(super) fn has_scheme_of(&self, schemes: &[&str]) -> bool {
+    pub fn has_scheme_of(&self, schemes: &[&str]) -> bool {
         let first = one_host(&self.0).map(|(first, _)| first);
         Url::parse(first.as_deref().unwrap_or(&self.0))
             .is_ok_and(|url| schemes.contains(&url.scheme()))

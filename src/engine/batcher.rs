@@ -23,6 +23,7 @@ use super::{
 use crate::{
     domain::{BuyerId, Clock, OrderNo, TimeMs},
     failpoints::failpoint,
+    metrics,
 };
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
@@ -269,6 +270,7 @@ impl Segment {
             if batch.is_empty() {
                 continue;
             }
+            metrics::engine_batch(batch.len());
             let now = self.clock.now();
             let (before, asked) = (self.seen(), Instant::now());
             let takes = batch.iter().map(|waiting| &waiting.take);

@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use sea_orm::{
-    ColumnTrait, DbErr, EntityTrait, PaginatorTrait, QueryFilter, QueryOrder, QuerySelect,
-    sea_query::Expr,
+    ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect, sea_query::Expr,
 };
 use serde_json::json;
 
@@ -49,16 +48,6 @@ impl DeadLetters {
             .await?;
         let (views, next) = query.page(rows, |row| row.id, |row| view(&row));
         Ok((views.into_iter().collect::<Result<_, _>>()?, next))
-    }
-
-    /// How many there are.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn count(&self) -> Result<u64, Error> {
-        let dead = outbox::Entity::find().filter(outbox::due(OutboxState::Dead));
-        let count = dead.count(self.reservations.database.reader()).await;
-        count.map_err(|error| self.reservations.sql_failed(error))
     }
 
     /// Sends a dead letter back to the queue, with all its attempts; what is none any more stays as

@@ -30,7 +30,7 @@ use crate::{
     },
     error::Error,
     failpoints::failpoint,
-    orders,
+    metrics, orders,
     reservations::Reservations,
 };
 
@@ -154,6 +154,7 @@ impl Poller {
                 failpoint!("before_order_commit");
                 transaction.commit().await?;
                 failpoint!("after_order_commit");
+                metrics::batch_ordered(ordered, begun.elapsed());
                 self.pace().note(ordered, begun.elapsed());
                 Ok(ordered)
             }

@@ -29,6 +29,7 @@ use crate::{
     database::{Backend, Database, SqlFault, Transaction, classify, insert_ignore, is_outage},
     domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs, new_uuid},
     failpoints::failpoint,
+    metrics,
 };
 use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_key, to_insert};
 
@@ -199,6 +200,7 @@ impl Writer {
     }
 
     fn note_group(&self, rows: usize, took: Duration) {
+        metrics::group_written(rows, took);
         let mut queue = self.locked();
         let before = queue.pace.cap();
         queue.pace.note(rows, took);

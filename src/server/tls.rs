@@ -32,7 +32,10 @@ use tokio_rustls::{
 use tokio_util::sync::CancellationToken;
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
-use crate::config::{ClientCerts, Settings, Subject, TlsSettings};
+use crate::{
+    config::{ClientCerts, Settings, Subject, TlsSettings},
+    metrics,
+};
 
 /// How long before its end a certificate is worth a warning.
 pub const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
@@ -140,6 +143,11 @@ impl Tls {
         })))
     }
 
+    /// As [`Tls::expires`], for the metrics.
+    fn show_expiry(&self) {
+        metrics::certificate_ends(self.expires().0);
+    }
+
     /// When the certificate in use ends.
     #[must_use]
     pub fn expires(&self) -> When {
@@ -197,6 +205,7 @@ impl Tls {
                     "the new certificates are not used; those from before stay in use"
                 ),
             }
+            self.show_expiry();
             self.warn_of_expiry(&mut warned);
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A pass that fails because a store is away is simply due again; nothing is counted or lost.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use tokio::time::Instant;
@@ -17,8 +17,9 @@ use crate::{
         redis::{Level, RedisEngine, RedisSettings},
     },
     error::Error,
-    metrics,
-    outbox::sweeper::sweep,
+    metrics::{self, Polled},
+    outbox::{poller::Pass, sweeper::sweep},
+    telemetry::spans,
 };
 
 /// How often the stores are probed while all is well.
@@ -31,8 +32,9 @@ const PROBE_LIMIT: Duration = Duration::from_millis(1_500);
 const CHECK_REDIS_EVERY: Duration = Duration::from_secs(30);
 /// How long a pass keeps other servers from the same: one that hangs must not hold up everybody.
 const ALONE_FOR: Duration = Duration::from_secs(10);
-/// How often dead letters are counted, for the metrics.
-const COUNT_DEAD_LETTERS_EVERY: Duration = Duration::from_secs(5);
+/// How often the pipeline is measured, for the metrics; and how much longer than that it rests.
+const MEASURE_EVERY: Duration = Duration::from_secs(5);
+const REST: u32 = 9;
 /// How often limits forget who has been silent.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
 /// Holds released in one pass; few in the simulator.
@@ -55,7 +57,9 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             move || {
                 let reservations = reservations.clone();
                 async move {
+                    let begun = Instant::now();
                     let settled = sweep(&reservations, grace).await?;
+                    metrics::swept(settled, begun.elapsed());
                     if settled > 0 {
                         tracing::info!(settled, "the sweeper settled forgotten reservations");
                     }
@@ -74,9 +78,11 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             move || {
                 let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
                 async move {
-                    while !shutdown.is_cancelled()
-                        && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
-                    {
+                    while !shutdown.is_cancelled() {
+                        match reservations.expire_holds(EXPIRE_AT_ONCE).await? {
+                            0 => break,
+                            expired => metrics::holds_expired(expired),
+                        }
                     }
                     Ok(())
                 }
@@ -99,22 +105,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             }
         },
     ));
-    parts.tasks.spawn(every(
-        parts.clone(),
-        "count of dead letters",
-        Needs::Database,
-        COUNT_DEAD_LETTERS_EVERY,
-        {
-            let dead_letters = parts.dead_letters.clone();
-            move || {
-                let dead_letters = dead_letters.clone();
-                async move {
-                    metrics::count_dead_letters(dead_letters.count().await?);
-                    Ok(())
-                }
-            }
-        },
-    ));
+    parts.tasks.spawn(measure(parts.clone()));
     parts.tasks.spawn(add_up(parts.clone()));
     parts.tasks.spawn(forget(parts.clone()));
     parts.tasks.spawn(hear(parts.clone()));
@@ -135,6 +126,22 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
 async fn forget(parts: Parts) {
     while sleep(&parts, FORGET_EVERY).await {
         parts.reservations.limits.forget();
+    }
+}
+
+/// Measures the pipeline, and what is left of the offers; a tenth of the time at most.
+async fn measure(parts: Parts) {
+    let mut pause = MEASURE_EVERY;
+    while sleep(&parts, pause).await {
+        if parts.database_circuit.is_open() {
+            continue;
+        }
+        let begun = Instant::now();
+        match parts.activities.depth().await {
+            Ok(depth) => metrics::measured(depth),
+            Err(error) => note_failure("figures", &error),
+        }
+        pause = MEASURE_EVERY.max(begun.elapsed() * REST);
     }
 }
 
@@ -224,9 +231,14 @@ async fn poll(parts: Parts, settings: Settings) {
             () = parts.shutdown.cancelled() => return,
         }
         while !parts.shutdown.is_cancelled() && !parts.database_circuit.is_open() {
+            let begun = SystemTime::now();
             match poller.run_once().await {
-                Ok(pass) if pass.made_progress() => {}
-                Ok(_) => break,
+                Ok(pass) => {
+                    note_pass(&pass, begun);
+                    if !pass.made_progress() {
+                        break;
+                    }
+                }
                 Err(error) => {
                     note_failure("poller", &error);
                     break;
@@ -236,7 +248,20 @@ async fn poll(parts: Parts, settings: Settings) {
     }
 }
 
+fn note_pass(pass: &Pass, begun: SystemTime) {
+    if pass.made_progress() {
+        let counts =
+            [("ordered", pass.ordered), ("released", pass.released), ("failed", pass.failed)];
+        spans::worked("poller batch", begun, &counts);
+    }
+    metrics::polled(Polled::Ordered, pass.ordered);
+    metrics::polled(Polled::Released, pass.released);
+    metrics::polled(Polled::Failed, pass.failed);
+    metrics::polled(Polled::Waiting, pass.waiting);
+}
+
 fn note_failure(name: &str, error: &Error) {
+    metrics::worker_failed(name);
     if let Error::Internal(cause) = error {
         tracing::error!(name, %cause, "a background pass failed");
     } else {

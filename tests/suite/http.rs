@@ -1,10 +1,6 @@
 //! The HTTP port: metrics that parse and tell the truth, and probes that follow the stores.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use sea_orm::ConnectionTrait as _;
 use seckill::{
@@ -25,70 +21,10 @@ use crate::support::{
     eventually,
     process::Serve,
     redis_server::RedisServer,
+    scrape::{ask, get, metrics, send},
     wire::Wire,
     world::{Ground, Sale},
 };
-
-/// An answer of the HTTP port.
-#[derive(Debug)]
-struct Answer {
-    code: u16,
-    head: String,
-    body: String,
-}
-
-/// Sends these bytes and reads until the server closes the connection.
-async fn send(addr: SocketAddr, request: &str) -> Answer {
-    let mut socket = TcpStream::connect(addr).await.unwrap();
-    socket.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
-    // Who sent too much may see a reset after the answer.
-    let _ =
-        timeout(Duration::from_secs(10), socket.read_to_end(&mut answer)).await.expect("an end");
-    let answer = String::from_utf8(answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    Answer { code: code.unwrap(), head: head.to_ascii_lowercase(), body: body.to_owned() }
-}
-
-async fn ask(addr: SocketAddr, method: &str, path: &str) -> Answer {
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: seckill\r\nconnection: close\r\n\r\n");
-    send(addr, &head).await
-}
-
-async fn get(addr: SocketAddr, path: &str) -> Answer {
-    ask(addr, "GET", path).await
-}
-
-/// What `/metrics` says, by series. Every sample must have a type and a text.
-async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
-    let answer = get(addr, "/metrics").await;
-    assert_eq!(answer.code, 200);
-    assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
-    let mut samples = BTreeMap::new();
-    let (mut helped, mut typed) = (BTreeSet::new(), BTreeMap::new());
-    for line in answer.body.lines().filter(|line| !line.is_empty()) {
-        if let Some(help) = line.strip_prefix("# HELP ") {
-            let (name, text) = help.split_once(' ').unwrap();
-            assert!(!text.is_empty() && helped.insert(name), "{line}");
-        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = kind.split_once(' ').unwrap();
-            assert_eq!(typed.insert(name, kind), None, "{line}");
-        } else {
-            let (series, value) = line.rsplit_once(' ').unwrap();
-            let name = series.split('{').next().unwrap();
-            let family = ["_bucket", "_sum", "_count"]
-                .iter()
-                .filter_map(|suffix| name.strip_suffix(suffix))
-                .find(|family| typed.get(family) == Some(&"histogram"))
-                .unwrap_or(name);
-            assert!(helped.contains(family) && typed.contains_key(family), "{line}");
-            let known = samples.insert(series.to_owned(), value.parse().unwrap());
-            assert_eq!(known, None, "twice: {line}");
-        }
-    }
-    samples
-}
 
 fn free() -> OptionalAddr {
     OptionalAddr(Some(([127, 0, 0, 1], 0).into()))

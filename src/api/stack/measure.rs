@@ -1,0 +1,231 @@
+//! Measure: how many calls, what became of them, and how long they took.
+//!
+//! A refusal passes here in a fraction of a microsecond: its handles are found by its path, and its
+//! future and its answer are not boxed for this.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{Arc, LazyLock},
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+
+use http::{Request, Response};
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::{Bytes, Service},
+};
+use tower::Layer;
+
+use super::super::access::TABLE;
+use crate::metrics::{self, GrpcMethod, MethodMeter};
+
+/// The methods that are not unary.
+const STREAMS: [(&str, &str); 5] = [
+    ("seckill.v1.Seckill/ReserveStream", "bidi_stream"),
+    ("seckill.v1.Seckill/WatchStock", "server_stream"),
+    ("grpc.health.v1.Health/Watch", "server_stream"),
+    ("grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "bidi_stream"),
+    ("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "bidi_stream"),
+];
+/// What is not in the table of methods.
+const OTHER: GrpcMethod = GrpcMethod { service: "other", method: "other", kind: "unary" };
+
+/// Every method of the server, by path.
+struct Meters {
+    by_path: HashMap<String, Arc<MethodMeter>, foldhash::fast::RandomState>,
+    other: Arc<MethodMeter>,
+}
+
+static METERS: LazyLock<Meters> = LazyLock::new(|| Meters {
+    by_path: TABLE
+        .iter()
+        .map(|(rpc, _)| {
+            let (service, method) = rpc.split_once('/').expect("the table has service/Method");
+            let stream = STREAMS.iter().find(|(name, _)| name == rpc);
+            let kind = stream.map_or("unary", |(_, kind)| *kind);
+            (format!("/{rpc}"), metrics::grpc_method(GrpcMethod { service, method, kind }))
+        })
+        .collect(),
+    other: metrics::grpc_method(OTHER),
+});
+
+/// Counts and times every call.
+#[derive(Debug, Clone, Copy)]
+pub struct Measure;
+
+/// A service behind [`Measure`].
+#[derive(Debug, Clone)]
+pub struct Measured<S>(S);
+
+impl<S> Layer<S> for Measure {
+    type Service = Measured<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        // All series are there before the first call.
+        LazyLock::force(&METERS);
+        Measured(inner)
+    }
+}
+
+impl<S> Service<Request<Body>> for Measured<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = MeasuredFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let meter = METERS.by_path.get(request.uri().path()).unwrap_or(&METERS.other);
+        meter.start();
+        let call = UnderWay { meter, begun: Instant::now(), code: Code::Cancelled };
+        MeasuredFuture { answer: self.0.call(request), call: Some(call) }
+    }
+}
+
+/// A call that has not ended; it ends when this is dropped.
+#[derive(Debug)]
+struct UnderWay {
+    meter: &'static MethodMeter,
+    begun: Instant,
+    /// As long as it is not known: nobody waits for it any more.
+    code: Code,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.meter.end(self.code as usize, self.begun.elapsed());
+    }
+}
+
+pin_project! {
+    /// The answer of a service, measured.
+    #[derive(Debug)]
+    pub struct MeasuredFuture<F> {
+        #[pin]
+        answer: F,
+        call: Option<UnderWay>,
+    }
+}
+
+impl<F, E> Future for MeasuredFuture<F>
+where
+    F: Future<Output = Result<Response<Body>, E>>,
+{
+    type Output = Result<Response<Body>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let answer = ready!(this.answer.poll(cx));
+        let Some(mut call) = this.call.take() else { return Poll::Ready(answer) };
+        let response = match answer {
+            Ok(response) => response,
+            Err(error) => {
+                call.code = Code::Unknown;
+                return Poll::Ready(Err(error));
+            }
+        };
+        if let Some(code) = response.headers().get(Status::GRPC_STATUS) {
+            call.code = Code::from_bytes(code.as_bytes());
+        } else if call.meter.streams() {
+            let body = |body| Body::new(MeasuredBody { body, call: Some(call) });
+            return Poll::Ready(Ok(response.map(body)));
+        } else {
+            // The one message of a unary answer is there, and its trailers say so.
+            call.code = Code::Ok;
+        }
+        Poll::Ready(Ok(response))
+    }
+}
+
+/// A stream of answers, whose trailers have the code.
+#[derive(Debug)]
+struct MeasuredBody {
+    body: Body,
+    call: Option<UnderWay>,
+}
+
+impl MeasuredBody {
+    fn end(&mut self, code: Code) {
+        if let Some(mut call) = self.call.take() {
+            call.code = code;
+        }
+    }
+}
+
+impl http_body::Body for MeasuredBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                let trailers = frame.trailers_ref();
+                if let Some(code) = trailers.and_then(|trailers| trailers.get(Status::GRPC_STATUS))
+                {
+                    this.end(Code::from_bytes(code.as_bytes()));
+                }
+            }
+            Some(Err(status)) => this.end(status.code()),
+            None => this.end(Code::Unknown),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::api::FILE_DESCRIPTOR_SET;
+
+    #[test]
+    fn every_method_has_the_type_of_its_proto_file() {
+        let ours = prost_types::FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
+        let mut streaming = Vec::new();
+        for file in &ours.file {
+            for service in &file.service {
+                for method in &service.method {
+                    let kind = match (method.client_streaming(), method.server_streaming()) {
+                        (false, false) => continue,
+                        (true, false) => "client_stream",
+                        (false, true) => "server_stream",
+                        (true, true) => "bidi_stream",
+                    };
+                    let (package, service) = (file.package(), service.name());
+                    streaming.push((format!("{package}.{service}/{}", method.name()), kind));
+                }
+            }
+        }
+        let listed: Vec<_> = STREAMS
+            .iter()
+            .filter(|(rpc, _)| rpc.starts_with("seckill."))
+            .map(|(rpc, kind)| ((*rpc).to_owned(), *kind))
+            .collect();
+        assert_eq!(listed, streaming);
+        assert!(STREAMS.iter().all(|(rpc, _)| TABLE.iter().any(|(known, _)| known == rpc)));
+    }
+}

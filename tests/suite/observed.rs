@@ -1,0 +1,459 @@
+//! What operators see of a server: every call and outcome in the metrics, and rules and a dashboard
+//! that ask for nothing else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use seckill::{
+    api::{
+        access::TABLE,
+        pb::{
+            self, ReserveOutcome, seckill_admin_client::SeckillAdminClient,
+            seckill_client::SeckillClient,
+        },
+    },
+    metrics::{FAMILIES, Kind},
+};
+use serde_json::Value;
+use tonic::Code;
+
+use crate::support::{
+    calls::Shop,
+    certs::Authority,
+    databases::{self, Fresh},
+    eventually,
+    process::{Process, Serve},
+    scrape::{get, metrics},
+    world::{Ground, Sale},
+};
+
+type Series = BTreeMap<String, f64>;
+
+/// A server of its own, since all servers of a process count together; it sells two units.
+async fn with_a_sale(run: impl AsyncFnOnce(&mut Process, Shop)) {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { total: 2, ..Sale::default() }).await;
+        world.close().await;
+        let serve = Serve::over(&ground.settings()).with("HTTP__ADDR", "127.0.0.1:0");
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        run(&mut process, shop).await;
+        process.stop().await;
+    })
+    .await;
+}
+
+fn handled(service: &str, method: &str, kind: &str, code: &str) -> String {
+    format!(
+        "grpc_server_handled_total{{grpc_service=\"{service}\",grpc_method=\"{method}\",\
+         grpc_type=\"{kind}\",grpc_code=\"{code}\"}}"
+    )
+}
+
+fn of_seckill(method: &str, kind: &str, code: &str) -> String {
+    handled("seckill.v1.Seckill", method, kind, code)
+}
+
+fn assert_series(found: &Series, expected: &[(&str, f64)]) {
+    for (series, value) in expected {
+        assert_eq!(found.get(*series), Some(value), "{series} in {found:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_is_counted_by_what_became_of_it() {
+    with_a_sale(async |process, shop| {
+        let addr = process.http_addr();
+        let before = metrics(addr).await;
+        for (rpc, _) in TABLE {
+            let (service, method) = rpc.split_once('/').unwrap();
+            let name = format!("grpc_service=\"{service}\",grpc_method=\"{method}\"");
+            let seen = before.keys().filter(|series| series.contains(&name)).count();
+            // Started, 17 codes, 15 buckets, sum and count.
+            assert_eq!(seen, 35, "{rpc} is there before its first call");
+        }
+        assert_series(&before, &[(of_seckill("Reserve", "unary", "OK").as_str(), 0.0)]);
+
+        for buyer in ["u1", "u1", "u2", "u3"] {
+            shop.insist(buyer, "r").await;
+        }
+        let mut client = shop.client.clone();
+        let request = |sku_id: &str| pb::ReserveRequest {
+            activity_id: shop.key.activity_id.to_string(),
+            sku_id: sku_id.to_owned(),
+            user_id: "u4".to_owned(),
+            ..Default::default()
+        };
+        let unknown = client.reserve(request("no-such")).await.unwrap_err();
+        assert_eq!(unknown.code(), Code::NotFound);
+        let invalid = client.reserve(request("")).await.unwrap_err();
+        assert_eq!(invalid.code(), Code::InvalidArgument);
+        let twice = client.reserve(request("no-such")).await.unwrap_err();
+        assert_eq!(twice.code(), Code::NotFound);
+
+        let after = metrics(addr).await;
+        let labels = "grpc_service=\"seckill.v1.Seckill\",grpc_method=\"Reserve\",\
+                      grpc_type=\"unary\"";
+        let (started, times) = (
+            format!("grpc_server_started_total{{{labels}}}"),
+            format!("grpc_server_handling_seconds_count{{{labels}}}"),
+        );
+        assert_series(
+            &after,
+            &[
+                (&started, 7.0),
+                (&times, 7.0),
+                (&of_seckill("Reserve", "unary", "OK"), 4.0),
+                (&of_seckill("Reserve", "unary", "NotFound"), 2.0),
+                (&of_seckill("Reserve", "unary", "InvalidArgument"), 1.0),
+                ("seckill_reserve_outcomes_total{outcome=\"reserved\"}", 2.0),
+                ("seckill_reserve_outcomes_total{outcome=\"replayed\"}", 1.0),
+                ("seckill_reserve_outcomes_total{outcome=\"sold_out\"}", 1.0),
+                ("seckill_reserve_outcomes_total{outcome=\"duplicate\"}", 0.0),
+                ("seckill_reserve_errors_total{reason=\"unknown_offer\"}", 2.0),
+                ("seckill_reserve_errors_total{reason=\"invalid\"}", 1.0),
+                ("seckill_writer_group_rows_sum", 2.0),
+                ("seckill_reserve_room_taken", 0.0),
+                ("seckill_writer_longest_wait_seconds", 0.0),
+            ],
+        );
+        assert!(after["seckill_reserve_room_places"] >= 64.0, "{after:?}");
+        assert!(after["seckill_engine_batch_requests_count"] >= 3.0, "{after:?}");
+        assert!(after["process_resident_memory_bytes"] > 1e6, "{after:?}");
+
+        // No method, no series of its own.
+        let channel = process.channel().await;
+        let mut grpc = tonic::client::Grpc::new(channel);
+        grpc.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<pb::ReserveRequest, pb::ReserveResponse>::default();
+        let path = "/seckill.v1.Seckill/Invent".parse().unwrap();
+        grpc.unary(tonic::Request::new(request("s")), path, codec).await.unwrap_err();
+        let after = metrics(addr).await;
+        assert_series(&after, &[(&handled("other", "other", "unary", "Unimplemented"), 1.0)]);
+        assert!(after.keys().all(|series| !series.contains("Invent")));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_counts_until_its_reader_has_left() {
+    with_a_sale(async |process, shop| {
+        let addr = process.http_addr();
+        // A connection of its own, to leave by.
+        let mut client = SeckillClient::new(process.channel().await);
+        let request = pb::WatchStockRequest {
+            activity_id: shop.key.activity_id.to_string(),
+            ..Default::default()
+        };
+        let mut updates = client.watch_stock(request).await.unwrap().into_inner();
+        updates.message().await.unwrap().expect("a snapshot");
+        let canceled = of_seckill("WatchStock", "server_stream", "Canceled");
+        let open = metrics(addr).await;
+        assert_series(&open, &[("seckill_watch_streams", 1.0), (&canceled, 0.0)]);
+        drop((updates, client));
+        eventually("the stream is over", async || {
+            let after = metrics(addr).await;
+            (after["seckill_watch_streams"] == 0.0 && after[&canceled] == 1.0).then_some(())
+        })
+        .await;
+
+        let request = pb::WatchStockRequest { activity_id: "none".into(), ..Default::default() };
+        let unknown = shop.client.clone().watch_stock(request).await.unwrap_err();
+        assert_eq!(unknown.code(), Code::NotFound);
+        let refused = of_seckill("WatchStock", "server_stream", "NotFound");
+        assert_series(&metrics(addr).await, &[(&refused, 1.0), (&canceled, 1.0)]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pipeline_and_the_offers_on_sale_are_measured() {
+    with_a_sale(async |process, shop| {
+        let addr = process.http_addr();
+        assert_eq!(shop.insist("u1", "r").await.outcome(), ReserveOutcome::Reserved);
+        let offer = "{activity_id=\"sale\",sku_id=\"sku-1\"}";
+        let found = eventually("the offer is measured", async || {
+            let found = metrics(addr).await;
+            let remaining = found.get(&format!("seckill_offer_remaining_units{offer}"));
+            (remaining == Some(&1.0)).then_some(found)
+        })
+        .await;
+        assert_series(
+            &found,
+            &[
+                (&format!("seckill_offer_total_units{offer}"), 2.0),
+                ("seckill_outbox_rows{state=\"pending\"}", 0.0),
+                ("seckill_outbox_rows{state=\"dead\"}", 0.0),
+                ("seckill_outbox_lag_seconds", 0.0),
+                ("seckill_unacked_reservations", 0.0),
+                ("seckill_poller_rows_total{result=\"ordered\"}", 1.0),
+                ("seckill_poller_batch_orders_sum", 1.0),
+            ],
+        );
+        assert!(found["seckill_sweeper_pass_seconds_count"] >= 1.0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_that_begins_soon_and_is_not_warmed_up_shows() {
+    with_a_sale(async |process, _| {
+        let addr = process.http_addr();
+        let soon = SystemTime::now() + Duration::from_secs(600);
+        let offer = pb::OfferSpec {
+            sku_id: "sku-1".to_owned(),
+            title: "A thing".to_owned(),
+            price_minor: 1_999,
+            currency_code: "CNY".to_owned(),
+            total: 5,
+            ..Default::default()
+        };
+        let activity_id = "soon".to_owned();
+        let spec = pb::ActivitySpec {
+            activity_id: activity_id.clone(),
+            title: "Soon".to_owned(),
+            start_time: Some(soon.into()),
+            end_time: Some((soon + Duration::from_secs(600)).into()),
+            retention: None,
+            offers: vec![offer],
+        };
+        let mut admin = SeckillAdminClient::new(process.channel().await);
+        admin.create_activity(pb::CreateActivityRequest { spec: Some(spec) }).await.unwrap();
+        let becomes = async |count: f64| {
+            eventually("the activity is counted", async || {
+                let found = metrics(addr).await;
+                let starts_cold = found["seckill_activities_starting_cold"] == count;
+                (starts_cold && found["seckill_activities_not_warmed"] == 0.0).then_some(())
+            })
+            .await;
+        };
+        let (id, reason) = (activity_id.clone(), "test".to_owned());
+        let approve = pb::ApproveActivityRequest { activity_id: id, reason };
+        admin.approve_activity(approve).await.unwrap();
+        becomes(1.0).await;
+        let mut seckill = SeckillClient::new(process.channel().await);
+        seckill.warmup(pb::WarmupRequest { activity_id }).await.unwrap();
+        becomes(0.0).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_the_certificate_shows() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let folder = tempfile::tempdir().unwrap();
+        let (cert, key) = Authority::new("servers").for_server().write(folder.path());
+        let serve = Serve::over(&Ground::embedded(fresh).settings())
+            .with("HTTP__ADDR", "127.0.0.1:0")
+            .with("TLS__CERT_FILE", cert.display())
+            .with("TLS__KEY_FILE", key.display());
+        let mut process = serve.start().await;
+        let addr = process.http_addr();
+        let ends = eventually("the end is known", async || {
+            let ends = metrics(addr).await["seckill_tls_certificate_expiry_timestamp_seconds"];
+            (ends > 0.0).then_some(ends)
+        })
+        .await;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let days = (ends - now) / 86_400.0;
+        assert!((29.0..=30.0).contains(&days), "{days}");
+        process.stop().await;
+    })
+    .await;
+}
+
+fn deploy(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
+}
+
+/// Runs promtool beside the rules, with this to read.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut promtool = Command::new("promtool")
+        .args(arguments)
+        .current_dir(deploy("prometheus"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is installed: run scripts/install-services");
+    promtool.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {arguments:?}:\n{text}");
+}
+
+#[test]
+fn the_rules_are_right_and_pass_their_tests() {
+    promtool(&["check", "rules", "rules.yml"], "");
+    promtool(&["test", "rules", "rules_test.yml"], "");
+    let rules = yaml("prometheus/rules.yml");
+    let tests = yaml("prometheus/rules_test.yml");
+    let tests: Vec<&Value> = tests["tests"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|test| test["alert_rule_test"].as_array().unwrap())
+        .collect();
+    for rule in alerts(&rules) {
+        for fires in [true, false] {
+            let shows = |test: &&&Value| {
+                let expected = test["exp_alerts"].as_array().unwrap();
+                test["alertname"] == rule["alert"] && expected.is_empty() != fires
+            };
+            assert_eq!(tests.iter().filter(shows).count(), 1, "{} fires: {fires}", rule["alert"]);
+        }
+    }
+}
+
+fn yaml(path: &str) -> Value {
+    serde_yaml_ng::from_str(&fs::read_to_string(deploy(path)).unwrap()).unwrap()
+}
+
+fn alerts(rules: &Value) -> Vec<&Value> {
+    let groups = rules["groups"].as_array().unwrap();
+    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
+    rules.filter(|rule| rule.get("alert").is_some()).collect()
+}
+
+#[test]
+fn every_alert_has_a_place_in_the_runbook() {
+    let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+    let runbook = fs::read_to_string(runbook).unwrap();
+    let mut anchors = BTreeSet::new();
+    let rules = yaml("prometheus/rules.yml");
+    for rule in alerts(&rules) {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(["page", "ticket"].contains(&rule["labels"]["severity"].as_str().unwrap()));
+        let notes = &rule["annotations"];
+        assert!(notes["summary"].is_string() && notes["description"].is_string(), "{name}");
+        let anchor = notes["runbook"].as_str().unwrap().strip_prefix("docs/operations.md#");
+        let anchor = anchor.unwrap_or_else(|| panic!("{name} has no anchor"));
+        assert_eq!(anchor, name.to_lowercase());
+        assert!(runbook.contains(&format!("\n### {name}\n")), "the runbook has no {name}");
+        anchors.insert(name);
+    }
+    let headings = runbook.lines().filter_map(|line| line.strip_prefix("### Seckill"));
+    for heading in headings {
+        let name = format!("Seckill{heading}");
+        assert!(anchors.contains(name.as_str()), "{name} is no alert");
+    }
+}
+
+/// The names in an expression of PromQL that are metrics of a server.
+fn named(expression: &str) -> BTreeSet<String> {
+    expression
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|word| {
+            ["seckill_", "grpc_server_", "process_"].iter().any(|first| word.starts_with(first))
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Every string below `value` that stands under one of these keys.
+fn strings<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                match value.as_str() {
+                    Some(text) if keys.contains(&key.as_str()) => found.push(text),
+                    _ => strings(value, keys, found),
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| strings(value, keys, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_and_dashboard_ask_for_what_a_server_shows() {
+    with_a_sale(async |process, _| {
+        let addr = process.http_addr();
+        let shown: BTreeSet<String> = eventually("the offer is measured", async || {
+            let shown = metrics(addr).await;
+            let names = shown.keys().map(|series| series.split('{').next().unwrap().to_owned());
+            let names: BTreeSet<String> = names.collect();
+            names.contains("seckill_offer_remaining_units").then_some(names)
+        })
+        .await;
+        for family in FAMILIES {
+            let name = match family.kind {
+                Kind::Histogram(_) => format!("{}_bucket", family.name),
+                Kind::Counter | Kind::Gauge => family.name.to_owned(),
+            };
+            assert!(shown.contains(&name), "{name} is not shown");
+        }
+        // Names and types by the conventions of Prometheus.
+        promtool(&["check", "metrics"], &get(addr, "/metrics").await.body);
+        let (rules, dashboard) = (yaml("prometheus/rules.yml"), dashboard());
+        let mut expressions = Vec::new();
+        strings(&rules, &["expr"], &mut expressions);
+        let of_rules = expressions.len();
+        strings(&dashboard, &["expr", "query"], &mut expressions);
+        assert!(of_rules >= 12 && expressions.len() - of_rules >= 20);
+        let mut asked = 0;
+        for expression in expressions {
+            for name in named(expression) {
+                assert!(shown.contains(&name), "{name} is asked for: {expression}");
+                asked += 1;
+            }
+        }
+        assert!(asked >= 40, "the expressions are not what this test reads");
+    })
+    .await;
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&fs::read_to_string(deploy("grafana/seckill.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn the_dashboard_is_what_grafana_imports() {
+    let dashboard = dashboard();
+    assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 39);
+    assert_eq!(dashboard["uid"], "seckill");
+    assert!(dashboard.get("id").is_none_or(Value::is_null), "an id belongs to one Grafana");
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    assert_eq!(variables[0]["name"], "datasource");
+    assert_eq!(
+        (&variables[0]["type"], &variables[0]["query"]),
+        (&"datasource".into(), &"prometheus".into())
+    );
+    let (mut ids, mut titles) = (BTreeSet::new(), BTreeSet::new());
+    let mut taken: BTreeSet<(u64, u64)> = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = panel["title"].as_str().unwrap();
+        assert!(titles.insert(title), "{title} is there twice");
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title} has the id of another panel");
+        let place = |key: &str| panel["gridPos"][key].as_u64().unwrap();
+        for x in place("x")..place("x") + place("w") {
+            for y in place("y")..place("y") + place("h") {
+                assert!(x < 24 && taken.insert((x, y)), "{title} lies over another panel");
+            }
+        }
+        if panel["type"] == "row" {
+            continue;
+        }
+        let uid = "${datasource}";
+        assert_eq!(panel["datasource"]["uid"], uid, "{title}");
+        assert!(panel["description"].as_str().is_some_and(|text| text.len() > 10), "{title}");
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty(), "{title}");
+        for target in targets {
+            assert_eq!(target["datasource"]["uid"], uid, "{title}");
+            assert!(target["refId"].is_string() && target["expr"].is_string(), "{title}");
+        }
+    }
+    for row in ["Traffic", "Outcomes", "Latency", "Pipeline", "Engine", "Database", "Process"] {
+        assert!(titles.contains(row), "there is no row {row}");
+    }
+}

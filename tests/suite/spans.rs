@@ -1,0 +1,234 @@
+//! Traces as a collector receives them, and what else shows a trace.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    common::v1::any_value,
+    trace::v1::Span,
+};
+use seckill::api::pb;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Code, Request, Response, Status, metadata::MetadataMap};
+
+use crate::support::{
+    calls::Shop,
+    databases::{self, Fresh},
+    eventually,
+    process::{Process, Serve},
+    world::{Ground, Sale},
+};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+
+/// A collector, with all that was sent to it.
+#[derive(Debug, Clone, Default)]
+struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        self.0.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+impl Collector {
+    async fn start() -> (Self, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (collector, addr) = (Self::default(), listener.local_addr().unwrap());
+        let service = TraceServiceServer::new(collector.clone());
+        let serving = tonic::transport::Server::builder().add_service(service);
+        tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
+        (collector, addr)
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.0.lock().unwrap();
+        let resources = requests.iter().flat_map(|request| &request.resource_spans);
+        let scopes = resources.flat_map(|resource| &resource.scope_spans);
+        scopes.flat_map(|scope| scope.spans.clone()).collect()
+    }
+
+    fn service(&self) -> Option<String> {
+        let requests = self.0.lock().unwrap();
+        let resource = requests.first()?.resource_spans.first()?.resource.clone()?;
+        text(&resource.attributes, "service.name")
+    }
+}
+
+fn text(
+    attributes: &[opentelemetry_proto::tonic::common::v1::KeyValue],
+    key: &str,
+) -> Option<String> {
+    let value = attributes.iter().find(|attribute| attribute.key == key)?.value.clone()?.value?;
+    match value {
+        any_value::Value::StringValue(text) => Some(text),
+        any_value::Value::IntValue(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+fn hex(id: &[u8]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn reserve(shop: &Shop, buyer: &str, sku_id: &str) -> pb::ReserveRequest {
+    pb::ReserveRequest {
+        activity_id: shop.key.activity_id.to_string(),
+        sku_id: sku_id.to_owned(),
+        user_id: buyer.to_owned(),
+        quantity: None,
+        request_id: "r".to_owned(),
+    }
+}
+
+fn with_parent<T>(message: T, flags: &str) -> Request<T> {
+    let mut request = Request::new(message);
+    let parent = format!("00-{TRACE}-{PARENT}-{flags}");
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    request
+}
+
+fn traceresponse(metadata: &MetadataMap) -> Option<String> {
+    Some(metadata.get("traceresponse")?.to_str().unwrap().to_owned())
+}
+
+/// A server that sends so many of a thousand traces to a collector.
+async fn traced(per_thousand: u32, run: impl AsyncFnOnce(&mut Process, Shop, Collector)) {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.plan_sale(&Sale { activity: "cold", ..Sale::default() }).await;
+        world.close().await;
+        let (collector, addr) = Collector::start().await;
+        let serve = Serve::over(&ground.settings())
+            .with("TRACES__ENDPOINT", format!("http://{addr}"))
+            .with("TRACES__SAMPLED_PER_THOUSAND", per_thousand)
+            .with_variable("OTEL_BSP_SCHEDULE_DELAY", "100");
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        run(&mut process, shop, collector).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reserve_is_a_span_with_its_steps_below_the_callers() {
+    traced(1_000, async |process, shop, collector| {
+        let mut client = shop.client.clone();
+        let request = with_parent(reserve(&shop, "u1", shop.key.sku_id.as_str()), "01");
+        let answer = client.reserve(request).await.unwrap();
+        let told = traceresponse(answer.metadata()).expect("the caller is told the span");
+        let (spans, call) = eventually("the spans arrive", async || {
+            let spans = collector.spans();
+            let call = spans.iter().find(|span| hex(&span.trace_id) == TRACE);
+            let call = call.filter(|_| spans.iter().any(|span| span.name == "poller batch"));
+            let root = spans.iter().find(|span| hex(&span.parent_span_id) == PARENT).cloned();
+            call.and(root).map(|root| (spans.clone(), root))
+        })
+        .await;
+        assert_eq!(call.name, "seckill.v1.Seckill/Reserve");
+        assert_eq!(hex(&call.trace_id), TRACE);
+        assert_eq!(told, format!("00-{TRACE}-{}-01", hex(&call.span_id)));
+        assert_eq!(text(&call.attributes, "rpc.grpc.status_code").as_deref(), Some("0"));
+        let steps: BTreeMap<&str, &Span> = spans
+            .iter()
+            .filter(|span| span.parent_span_id == call.span_id)
+            .map(|span| (span.name.as_str(), span))
+            .collect();
+        assert_eq!(steps.keys().copied().collect::<Vec<_>>(), ["admission", "commit", "script"]);
+        for step in steps.values() {
+            assert_eq!(hex(&step.trace_id), TRACE);
+            assert!(call.start_time_unix_nano <= step.start_time_unix_nano);
+            assert!(step.end_time_unix_nano <= call.end_time_unix_nano);
+        }
+        assert!(steps["script"].end_time_unix_nano <= steps["commit"].start_time_unix_nano);
+        let batch = spans.iter().find(|span| span.name == "poller batch").unwrap();
+        assert_eq!(text(&batch.attributes, "ordered").as_deref(), Some("1"));
+        assert!(batch.parent_span_id.is_empty(), "it is nobody's in particular");
+        assert_eq!(collector.service().as_deref(), Some("seckill"));
+        let all = format!("{spans:?}");
+        assert!(!all.contains("u1\""), "no buyer is in a span");
+
+        // A line of the log that belongs to a call shows its trace.
+        let cold =
+            pb::ReserveRequest { activity_id: "cold".into(), ..reserve(&shop, "u1", "sku-1") };
+        let cold = client.reserve(with_parent(cold, "01")).await.unwrap().into_inner();
+        assert_eq!(cold.outcome(), pb::ReserveOutcome::NotWarmed);
+        let line = "buyers ask for an offer that is not warmed up";
+        process.logged(line).await;
+        let log = process.log();
+        let line = log.lines().find(|found| found.contains(line)).unwrap();
+        assert!(line.contains(&format!("\"trace_id\":\"{TRACE}\"")), "{line}");
+
+        // A refusal has its code.
+        let unknown = client.reserve(with_parent(reserve(&shop, "u2", "none"), "01")).await;
+        let unknown = unknown.unwrap_err();
+        assert_eq!(unknown.code(), Code::NotFound);
+        assert!(traceresponse(unknown.metadata()).is_some_and(|told| told.contains(TRACE)));
+        // What is left is sent at the stop.
+        process.stop().await;
+        let refused = collector
+            .spans()
+            .into_iter()
+            .find(|span| text(&span.attributes, "rpc.grpc.status_code").as_deref() == Some("5"));
+        assert_eq!(hex(&refused.expect("it was sent").parent_span_id), PARENT);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_caller_says_whether_he_is_traced_and_otherwise_the_settings_do() {
+    traced(0, async |process, shop, collector| {
+        let mut client = shop.client.clone();
+        let sku_id = shop.key.sku_id.as_str();
+        let silent = client.reserve(reserve(&shop, "u1", sku_id)).await.unwrap();
+        let quiet = client.reserve(with_parent(reserve(&shop, "u2", sku_id), "00")).await.unwrap();
+        assert_eq!(traceresponse(silent.metadata()), None);
+        assert_eq!(traceresponse(quiet.metadata()), None);
+        let loud = client.reserve(with_parent(reserve(&shop, "u3", sku_id), "01")).await.unwrap();
+        assert!(traceresponse(loud.metadata()).is_some());
+        process.stop().await;
+        let spans = collector.spans();
+        assert_eq!(spans.len(), 4, "one call and its steps: {spans:#?}");
+        assert!(spans.iter().all(|span| hex(&span.trace_id) == TRACE));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_away_holds_up_nobody() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.close().await;
+        // Takes connections and never says a word.
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let serve = Serve::over(&ground.settings())
+            .with("TRACES__ENDPOINT", format!("http://{}", silent.local_addr().unwrap()))
+            .with("TRACES__SAMPLED_PER_THOUSAND", 1_000);
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        for buyer in ["u1", "u2", "u3"] {
+            assert_eq!(shop.insist(buyer, "r").await.outcome(), pb::ReserveOutcome::Reserved);
+        }
+        process.stop().await;
+        process.logged("the last spans were not sent").await;
+    })
+    .await;
+}

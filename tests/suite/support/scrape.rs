@@ -1,0 +1,74 @@
+//! What the HTTP port answers, and metrics as Prometheus reads them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+/// An answer of the HTTP port.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) code: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+/// Sends these bytes and reads until the server closes the connection.
+pub(crate) async fn send(addr: SocketAddr, request: &str) -> Answer {
+    let mut socket = TcpStream::connect(addr).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // Who sent too much may see a reset after the answer.
+    let _ =
+        timeout(Duration::from_secs(10), socket.read_to_end(&mut answer)).await.expect("an end");
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Answer { code: code.unwrap(), head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+pub(crate) async fn ask(addr: SocketAddr, method: &str, path: &str) -> Answer {
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: seckill\r\nconnection: close\r\n\r\n");
+    send(addr, &head).await
+}
+
+pub(crate) async fn get(addr: SocketAddr, path: &str) -> Answer {
+    ask(addr, "GET", path).await
+}
+
+/// What `/metrics` says, by series. Every sample must have a type and a text.
+pub(crate) async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
+    let answer = get(addr, "/metrics").await;
+    assert_eq!(answer.code, 200);
+    assert!(answer.head.contains("content-type: text/plain; version=0.0.4"), "{}", answer.head);
+    let mut samples = BTreeMap::new();
+    let (mut helped, mut typed) = (BTreeSet::new(), BTreeMap::new());
+    for line in answer.body.lines().filter(|line| !line.is_empty()) {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, text) = help.split_once(' ').unwrap();
+            assert!(!text.is_empty() && helped.insert(name), "{line}");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert_eq!(typed.insert(name, kind), None, "{line}");
+        } else {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            let name = series.split('{').next().unwrap();
+            let family = ["_bucket", "_sum", "_count"]
+                .iter()
+                .filter_map(|suffix| name.strip_suffix(suffix))
+                .find(|family| typed.get(family) == Some(&"histogram"))
+                .unwrap_or(name);
+            assert!(helped.contains(family) && typed.contains_key(family), "{line}");
+            let known = samples.insert(series.to_owned(), value.parse().unwrap());
+            assert_eq!(known, None, "twice: {line}");
+        }
+    }
+    samples
+}
