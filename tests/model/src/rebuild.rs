@@ -88,9 +88,7 @@ impl World {
         let (reserved, total) = (self.sql.reserved, self.sql.total);
         match (self.sql.raise(scope, seen, above), loaded) {
             (None, _) => self.close(scope, program),
-            (Some(_), Some(loaded)) => {
-                self.loaded(program, Loading { reserved, total, ..loaded })
-            }
+            (Some(_), Some(loaded)) => self.loaded(program, Loading { reserved, total, ..loaded }),
             (Some(epoch), None) => {
                 self.programs[program].step =
                     Step::Begin(Loading::new(seen, epoch, reserved, total));
