@@ -2,7 +2,7 @@
 //!
 //! More under way than the stores can take win nothing; they only wait for each other, and with them
 //! everything that is no Reserve. How many are right depends on the machine and its stores, so the
-//! outbox measures it ([`crate::outbox::pace`]), and says so here.
+//! outbox measures it (`outbox/pace.rs`), and says so here.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
