@@ -12,7 +12,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
-	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked
+	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked --no-fail-fast
 
 bench: services ## measure every goal, and write target/bench.json and target/bench.html (20 minutes)
 	cargo build --release --locked
