@@ -17,7 +17,10 @@ use std::collections::HashMap;
 
 use sea_orm::{ColumnTrait, EntityTrait, PaginatorTrait, QueryFilter};
 
-use super::{Compared, Reconciler};
+use super::{
+    Compared, Reconciler,
+    sql::{Sums, sums},
+};
 use crate::{
     domain::{BuyerId, Difference, DifferenceKind, OfferKey, ReservationId, SegmentFigures},
     engine::{
@@ -76,6 +79,14 @@ struct Found {
     released_still_held: Suspects,
 }
 
+impl Found {
+    fn is_nothing(&self) -> bool {
+        [&self.taken_not_recorded, &self.recorded_not_taken, &self.released_still_held]
+            .into_iter()
+            .all(|suspects| suspects.count == 0)
+    }
+}
+
 /// The engine can't be compared now: it is to be rebuilt first, or was in the middle.
 struct Moved;
 
@@ -123,13 +134,14 @@ impl Reconciler {
             compared.differences.push(corrupt);
             return Ok(());
         }
+        let at_first = self.levels(offer, epoch).await?;
         let mut found = Found::default();
         self.walk_engine(offer, epoch, &mut found).await?;
         self.walk_outbox(offer, epoch, &mut found).await?;
         let before = self.total_at_rest(offer).await?;
-        let levels = offer.segment.scripts.levels().await;
-        let levels = levels.map_err(|error| self.engine_failed(error))?;
-        let levels = in_epoch(levels, epoch, |levels| levels.stamp)?;
+        let sums = sums(self.database.reader(), offer).await;
+        let sums = sums.map_err(|error| self.sql_failed(error))?;
+        let levels = self.levels(offer, epoch).await?;
         let total = before.filter(|_| levels.aside == 0);
         let total = match total {
             Some(total) => self.total_at_rest(offer).await?.filter(|after| *after == total),
@@ -144,6 +156,9 @@ impl Reconciler {
         }];
         let total = total.map_or(levels.total, |(total, _)| total);
         compared.differences.extend(units(offer, &levels, total));
+        if found.is_nothing() {
+            compared.differences.extend(counted(offer, &at_first, &sums, &levels));
+        }
         let kinds = [
             found.taken_not_recorded.report(
                 DifferenceKind::TakenNotRecorded,
@@ -163,6 +178,12 @@ impl Reconciler {
         ];
         compared.differences.extend(kinds.into_iter().flatten());
         Ok(())
+    }
+
+    async fn levels(&self, offer: &Offer, epoch: u64) -> Result<Levels, Stop> {
+        let levels = offer.segment.scripts.levels().await;
+        let levels = levels.map_err(|error| self.engine_failed(error))?;
+        Ok(in_epoch(levels, epoch, |levels| levels.stamp)?)
     }
 
     /// Figures that are none. Whoever meets them freezes the offer, and it is rebuilt.
@@ -381,6 +402,31 @@ fn unreadable(offer: &Offer, detail: String) -> Difference {
         detail,
         repaired: false,
     }
+}
+
+/// The units that the engine counts as held, which are those of its reservations. Each of these has its
+/// live row and each row its reservation, so while nothing moves and nothing is on its way SQL knows
+/// how many units that are. Fewer: a reservation went without its units.
+fn counted(offer: &Offer, before: &Levels, sums: &Sums, after: &Levels) -> Option<Difference> {
+    let at_rest =
+        before.stamp == after.stamp && (before.unacked, after.unacked, sums.releasing) == (0, 0, 0);
+    let held = i64::try_from(after.held).unwrap_or(i64::MAX);
+    let kind = match held.cmp(&sums.live) {
+        _ if !at_rest => return None,
+        std::cmp::Ordering::Equal => return None,
+        std::cmp::Ordering::Greater => DifferenceKind::UnitsMissing,
+        std::cmp::Ordering::Less => DifferenceKind::UnitsExcess,
+    };
+    Some(Difference {
+        kind,
+        sku_id: offer.key.sku_id.to_string(),
+        reservation_ids: Vec::new(),
+        reservation_count: 0,
+        expected: sums.live,
+        actual: held,
+        detail: format!("{held} units count as held, and reservations have {}", sums.live),
+        repaired: false,
+    })
 }
 
 /// The units that are left, in reservations and set aside, which change together, are the total.

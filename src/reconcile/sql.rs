@@ -34,7 +34,7 @@ pub(super) struct Sums {
     pub(super) live: i64,
     pub(super) ordered: i64,
     pending: i64,
-    releasing: i64,
+    pub(super) releasing: i64,
     dead: i64,
 }
 

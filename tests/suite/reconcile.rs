@@ -182,6 +182,22 @@ on_every_ground! {
         }
     }
 
+    /// A release that reached another hash than that of the reservations: SQL and the reservations
+    /// agree, stock and held add up, and a unit is for sale nowhere.
+    async fn units_that_count_as_held_and_are_in_no_reservation_are_found(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = a_sale(&world).await;
+        for (units, kind) in
+            [("1", DifferenceKind::UnitsMissing), ("-1", DifferenceKind::UnitsExcess)]
+        {
+            let opposite = if units == "1" { "-1" } else { "1" };
+            vandalise(&world, &key, &["HINCRBY", "@meta", "held", units]).await;
+            vandalise(&world, &key, &["INCRBY", "@stock", opposite]).await;
+            assert_found_and_mended(&world, &key, &[kind], &[]).await;
+            world.assert_balanced(&key, 3).await;
+        }
+    }
+
     async fn a_record_that_nobody_can_read_is_found(ground: &Ground<'_>) {
         let world = ground.world().await;
         let key = a_sale(&world).await;
