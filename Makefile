@@ -14,7 +14,7 @@ help: ## list the targets
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked --no-fail-fast
 
-bench: services ## measure every goal, and write target/bench.json and target/bench.html (20 minutes)
+bench: services ## measure every goal, and write target/bench.json and target/bench.html (long)
 	cargo build --release --locked
 	scripts/with-services sh -ec ' \
 	  SECKILL__DATABASE__URL="$$SECKILL_TEST_POSTGRES_URL" target/release/seckill migrate up; \
