@@ -40,7 +40,10 @@ pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use finish::finish;
 pub use lease::{Acquired, Lease};
 pub use pools::{OpenTransaction, Pool};
-pub use rows::{ROWS_PER_STATEMENT, insert_ignore, lock_free_rows, lock_rows};
+pub use rows::{
+    BYTES_PER_STATEMENT, ROWS_PER_STATEMENT, column, insert_ignore, is_among, lock_free_rows,
+    lock_rows,
+};
 
 use location::Location;
 use pools::{Pools, Side};

@@ -9,7 +9,7 @@ use sea_orm::{
 };
 
 use crate::{
-    database::{Transaction, insert_ignore},
+    database::{Backend, Transaction, insert_ignore, is_among},
     domain::TimeMs,
     entity::{offers, orders, orders::OrderState, outbox},
     outbox::Row,
@@ -56,7 +56,7 @@ pub async fn place_new(transaction: &Transaction, ids: &[i64], now: TimeMs) -> R
                             .equals((outbox::Entity, From::SkuId)),
                     ),
             )
-            .and_where(Expr::col((outbox::Entity, From::Id)).is_in(some.iter().copied()));
+            .and_where(is_among(Backend::of(transaction), From::Id, some));
         // One order of locks everywhere; see ARCHITECTURE.md.
         for column in [From::ActivityId, From::SkuId, From::UserId, From::Slot, From::ReservationId]
         {

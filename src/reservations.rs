@@ -276,17 +276,16 @@ impl Reservations {
     ) -> Result<Step, Error> {
         let (slot, epoch) = (row.slot, row.epoch);
         match self.writer.write(row).instrument(spans::step("commit")).await {
-            Ok(Written::Live(row)) => {
-                let reservation = row.reservation()?;
-                let is_over = replayed
-                    && reservation.expire_time.is_some_and(|time| time <= self.database.clock());
+            Ok(Written::Live(reservation)) => {
                 offer.segment.acknowledge(
                     reservation.buyer.clone(),
                     slot,
                     reservation.order_no.clone(),
                     reservation.expire_time,
                 );
-                if is_over {
+                let is_over =
+                    reservation.expire_time.is_some_and(|time| time <= self.database.clock());
+                if replayed && is_over {
                     // Nobody confirmed it in time; the expiry worker is on its way.
                     return Ok(Step::Done(ReserveOutcome::Released));
                 }

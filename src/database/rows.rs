@@ -1,14 +1,50 @@
 //! Writing and locking rows in the way of each database.
 
 use sea_orm::{
-    ActiveModelTrait, ConnectionTrait, DbErr, EntityTrait, Iterable, QuerySelect, QueryTrait,
-    Select,
-    sea_query::{LockBehavior, LockType, OnConflict},
+    ActiveModelTrait, ColumnTrait, ConnectionTrait, DbErr, EntityTrait, Iterable, QuerySelect,
+    QueryTrait, Select, Value,
+    sea_query::{
+        ArrayType, Expr, ExprTrait, LockBehavior, LockType, OnConflict, SimpleExpr, ValueType,
+        extension::postgres::PgFunc,
+    },
 };
 
-/// The most rows of one INSERT, and the most ids of one IN list. sqlx 0.9.0 sets no TCP_NODELAY (sqlx#4335): a larger statement
-/// goes out in pieces, and the last waits some 40 ms for a delayed acknowledgement.
+use super::Backend;
+
+/// The most rows of one INSERT, and the most ids of one IN list. sqlx 0.9.0 sets no TCP_NODELAY
+/// (sqlx#4335): a larger statement goes out in pieces, and the last waits some 40 ms for a delayed
+/// acknowledgement.
 pub const ROWS_PER_STATEMENT: usize = 64;
+
+/// The most bytes of values in one statement, for the same reason.
+pub const BYTES_PER_STATEMENT: usize = 48 * 1_024;
+
+/// One value per row, as the array of a column; PostgreSQL only.
+#[must_use]
+pub fn column<T: ValueType + Into<Value>>(values: impl Iterator<Item = T>) -> Value {
+    array(T::array_type(), values.map(Into::into).collect())
+}
+
+fn array(of: ArrayType, values: Vec<Value>) -> Value {
+    Value::Array(of, Some(Box::new(values)))
+}
+
+/// Whether the column has one of these values. On PostgreSQL the text is the same for any number of
+/// them, so that the statement is prepared once; elsewhere it is an IN list.
+pub fn is_among<C, T>(backend: Backend, column: C, values: &[T]) -> SimpleExpr
+where
+    C: ColumnTrait,
+    T: ValueType + Into<Value> + Clone,
+{
+    let of = (column.entity_name(), column);
+    match backend {
+        Backend::Postgres => {
+            let values = values.iter().cloned().map(Into::into).collect();
+            Expr::col(of).eq(PgFunc::any(array(T::array_type(), values)))
+        }
+        Backend::Sqlite | Backend::MySql => Expr::col(of).is_in(values.iter().cloned()),
+    }
+}
 
 /// Inserts the rows; one that conflicts with a unique key, any of them, is left out without an
 /// error. Another fault of a row fails the statement: INSERT IGNORE would hide it.

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::{Row, pace::Pace};
 use crate::{
-    database::{Database, SqlFault, Transaction, classify, lock_free_rows},
+    database::{Database, SqlFault, Transaction, classify, is_among, lock_free_rows},
     domain::TimeMs,
     entity::{
         offers, outbox,
@@ -215,7 +215,7 @@ impl Poller {
             outbox::Entity::update_many()
                 .col_expr(outbox::Column::State, Expr::value(OutboxState::Done))
                 .col_expr(outbox::Column::SettleTime, Expr::value(now.0))
-                .filter(outbox::Column::Id.is_in(some.iter().copied()))
+                .filter(is_among(self.database.backend(), outbox::Column::Id, some))
                 .filter(outbox::Column::State.eq(OutboxState::Pending))
                 .exec(transaction)
                 .await?;

@@ -8,7 +8,7 @@
 //! never guessed (I8): only what SQL itself reports as rolled back is tried again.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -27,11 +27,16 @@ use crate::{
     admission::room::Room,
     circuit::Circuit,
     database::{Backend, Database, SqlFault, Transaction, classify, insert_ignore, is_outage},
-    domain::{BuyerId, OfferKey, OrderNo, RequestId, ReservationId, TimeMs, new_uuid},
+    domain::{
+        BuyerId, OfferKey, OrderNo, RequestId, Reservation, ReservationId, ReservationState,
+        TimeMs, new_uuid,
+    },
     failpoints::failpoint,
     metrics,
 };
-use sql::{as_stored, insert_and_judge, judge, raise_reserved, read_rows, sort_key, to_insert};
+use sql::{
+    insert_and_judge, insert_columns, judge, raise_reserved, read_rows, sort_key, to_insert,
+};
 
 /// The most rows in one transaction; few in the simulator.
 const GROUP: usize = if cfg!(test) { 3 } else { 512 };
@@ -69,7 +74,7 @@ pub struct NewRow {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Written {
     /// The row is there and live: written now, or before.
-    Live(Row),
+    Live(Reservation),
     /// SQL refused it, now or before; `reason` tells why.
     Refused(Row),
     /// It was released.
@@ -124,6 +129,14 @@ enum Setback {
     /// A slot is held by another, units are short, or the epoch differs: offer by offer, then.
     Irregular,
     Sql(DbErr),
+}
+
+/// How a group was written as one.
+enum Together {
+    /// All rows are new; their holds began then.
+    New { since: TimeMs },
+    /// Not all of them: one answer for each.
+    Judged(Vec<Result<Written, WriteError>>),
 }
 
 /// Makes room for another worker when this one panics.
@@ -220,7 +233,7 @@ impl Writer {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
             let (rows, replies): (Vec<NewRow>, Vec<_>) =
                 group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
-            let answers = self.write_group(&rows).await;
+            let answers = self.write_group(rows).await;
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
                 let _ = reply.send(answer);
@@ -259,13 +272,16 @@ impl Writer {
     }
 
     /// Writes rows that are sorted and distinct; one answer for each, in order.
-    async fn write_group(&self, rows: &[NewRow]) -> Vec<Result<Written, WriteError>> {
-        match self.repeat(|| self.write_together(rows)).await {
-            Ok(written) => written.into_iter().map(Ok).collect(),
-            Err(Setback::Irregular) => self.write_offer_by_offer(rows).await,
+    async fn write_group(&self, rows: Vec<NewRow>) -> Vec<Result<Written, WriteError>> {
+        match self.repeat(|| self.write_together(&rows)).await {
+            Ok(Together::New { since }) => {
+                rows.into_iter().map(|row| Ok(Written::Live(row.into_reservation(since)))).collect()
+            }
+            Ok(Together::Judged(answers)) => answers,
+            Err(Setback::Irregular) => self.write_offer_by_offer(&rows).await,
             Err(Setback::Sql(error)) => match classify(&error) {
                 // One bad row fails alone.
-                SqlFault::Data if rows.len() > 1 => self.write_offer_by_offer(rows).await,
+                SqlFault::Data if rows.len() > 1 => self.write_offer_by_offer(&rows).await,
                 SqlFault::Data | SqlFault::RolledBack | SqlFault::Away | SqlFault::Unknown => {
                     let error = self.unknown(&error);
                     rows.iter().map(|_| Err(error.clone())).collect()
@@ -275,7 +291,7 @@ impl Writer {
     }
 
     /// The usual case: all rows are new and fit.
-    async fn write_together(&self, rows: &[NewRow]) -> Result<Vec<Written>, Setback> {
+    async fn write_together(&self, rows: &[NewRow]) -> Result<Together, Setback> {
         let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
         let transaction = self.database.begin_group().await?;
@@ -304,36 +320,27 @@ impl Writer {
         batch: &str,
         now: TimeMs,
         rows: &[NewRow],
-    ) -> Result<Vec<Written>, Setback> {
-        let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
-        let inserted = insert_ignore(transaction, models).await?;
-        // MySQL counts an ignored row like an inserted one, so there it is always read back.
-        let all_new = inserted == rows.len() as u64 && self.database.backend() != Backend::MySql;
-        let stored = if all_new {
-            HashMap::new()
-        } else {
-            read_rows(transaction, rows.iter().map(|row| &row.reservation_id)).await?
+    ) -> Result<Together, Setback> {
+        let inserted = match self.database.backend() {
+            Backend::Postgres => insert_columns(transaction, batch, now, rows).await?,
+            Backend::Sqlite | Backend::MySql => {
+                let models = rows.iter().map(|row| to_insert(row, batch, now)).collect();
+                insert_ignore(transaction, models).await?
+            }
         };
-
-        let mut written = Vec::with_capacity(rows.len());
-        let mut new_units: BTreeMap<(&OfferKey, u64), u64> = BTreeMap::new();
-        for row in rows {
-            let stored = match stored.get(row.reservation_id.as_str()) {
-                Some(stored) => stored.clone(),
-                None if all_new => as_stored(row, batch, now),
-                None => return Err(Setback::Irregular),
-            };
-            if stored.batch == batch {
-                *new_units.entry((&row.offer, row.epoch)).or_default() += u64::from(row.quantity);
-            }
-            written.push(judge(stored));
+        // MySQL counts an ignored row like an inserted one, so there it is always read back.
+        if inserted == rows.len() as u64 && self.database.backend() != Backend::MySql {
+            count(transaction, rows.iter()).await?;
+            return Ok(Together::New { since: now });
         }
-        for ((offer, epoch), units) in new_units {
-            if !raise_reserved(transaction, offer, epoch, units).await? {
-                return Err(Setback::Irregular);
-            }
-        }
-        Ok(written)
+        let ids = rows.iter().map(|row| &row.reservation_id);
+        let mut stored = read_rows(transaction, ids).await?;
+        let is_new = |row: &&NewRow| {
+            stored.get(row.reservation_id.as_str()).is_some_and(|stored| stored.batch == batch)
+        };
+        count(transaction, rows.iter().filter(is_new)).await?;
+        let answers = rows.iter().map(|row| stored.remove(row.reservation_id.as_str()).map(judge));
+        answers.collect::<Option<_>>().map(Together::Judged).ok_or(Setback::Irregular)
     }
 
     async fn write_offer_by_offer(&self, rows: &[NewRow]) -> Vec<Result<Written, WriteError>> {
@@ -444,6 +451,39 @@ impl Writer {
             SqlFault::RolledBack | SqlFault::Away | SqlFault::Unknown => {
                 WriteError::Unknown(error.to_string())
             }
+        }
+    }
+}
+
+/// Counts the units of new rows, offer by offer.
+async fn count(
+    transaction: &Transaction,
+    rows: impl Iterator<Item = &NewRow>,
+) -> Result<(), Setback> {
+    let mut units: BTreeMap<(&OfferKey, u64), u64> = BTreeMap::new();
+    for row in rows {
+        *units.entry((&row.offer, row.epoch)).or_default() += u64::from(row.quantity);
+    }
+    for ((offer, epoch), units) in units {
+        if !raise_reserved(transaction, offer, epoch, units).await? {
+            return Err(Setback::Irregular);
+        }
+    }
+    Ok(())
+}
+
+impl NewRow {
+    /// The reservation that the row stands for, once it is committed; its hold began then.
+    fn into_reservation(self, since: TimeMs) -> Reservation {
+        Reservation {
+            reservation_id: self.reservation_id,
+            order_no: self.order_no,
+            offer: self.offer,
+            buyer: self.buyer,
+            quantity: self.quantity,
+            state: ReservationState::Queued,
+            reserve_time: self.reserve_time,
+            expire_time: self.hold.map(|hold| since.plus(hold)),
         }
     }
 }

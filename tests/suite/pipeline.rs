@@ -330,6 +330,16 @@ on_every_ground! {
         world.assert_balanced(&key, 2).await;
     }
 
+    async fn ids_of_the_greatest_length_are_recorded(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&units(400)).await;
+        let buyers: Vec<String> = (0..300).map(|n| format!("{n:0>128}")).collect();
+        let request_id = "r".repeat(128);
+        futures_util::future::join_all(buyers.iter().map(|b| world.win(&key, b, &request_id))).await;
+        while world.poll().await.ordered > 0 {}
+        world.assert_balanced(&key, 300).await;
+    }
+
     async fn a_rebuild_loads_more_than_one_page(ground: &Ground<'_>) {
         let world = ground.world().await;
         let key = world.open_sale(&units(1_400)).await;

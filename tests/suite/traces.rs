@@ -118,9 +118,9 @@ on_every_ground! {
         let key = world.open_sale(&units(1)).await;
         let offer = world.offer(&key).await;
         let first = world.take(&key, "u1", "r1").await;
-        let Ok(Written::Live(row)) = world.write(&first).await else { panic!("not written") };
+        let Ok(Written::Live(_)) = world.write(&first).await else { panic!("not written") };
         world.release(&key, "u1", &first.reservation_id).await.unwrap();
-        world.meddle(&key, UNMARK, &row.reservation_id).await;
+        world.meddle(&key, UNMARK, first.reservation_id.as_str()).await;
         let second = world.take(&key, "u1", "r1").await;
         assert_eq!(second.reservation_id, first.reservation_id);
 

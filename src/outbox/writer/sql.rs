@@ -3,15 +3,18 @@
 use std::collections::HashMap;
 
 use sea_orm::{
+    ActiveEnum as _,
     ActiveValue::{NotSet, Set},
-    ColumnTrait, ConnectionTrait, DbErr, EntityTrait, QueryFilter,
+    ColumnTrait, ConnectionTrait, DbBackend, DbErr, EntityTrait, QueryFilter, Statement,
     sea_query::{Expr, ExprTrait},
 };
 
 use super::{NewRow, Setback, WriteError, Written};
 use crate::{
-    database::{ROWS_PER_STATEMENT, Transaction, insert_ignore, lock_rows},
-    domain::{BuyerId, OfferKey, ReservationId, TimeMs},
+    database::{
+        BYTES_PER_STATEMENT, ROWS_PER_STATEMENT, Transaction, column, insert_ignore, lock_rows,
+    },
+    domain::{BuyerId, OfferKey, RequestId, ReservationId, TimeMs},
     entity::{offers, outbox, outbox::OutboxState},
     outbox::{Row, reason},
 };
@@ -19,6 +22,75 @@ use crate::{
 /// One order of locks everywhere: activity, SKU, user, slot, reservation.
 pub(super) fn sort_key(row: &NewRow) -> (&OfferKey, &BuyerId, u32, &ReservationId) {
     (&row.offer, &row.buyer, row.slot, &row.reservation_id)
+}
+
+/// A row of [`insert_columns`] without its strings, and the framing of those.
+const ROW_BYTES: usize = 80;
+
+/// What [`to_insert`] and `insert_ignore` do, as one statement whose text does not change with the
+/// number of rows: it is prepared once, and what it costs the database to read it hardly grows.
+const INSERT_COLUMNS: &str = "\
+    INSERT INTO outbox (reservation_id, activity_id, sku_id, user_id, quantity, slot, order_no, \
+        request_id, epoch, expire_time, create_time, batch, state, attempts, next_attempt_time) \
+    SELECT reservation_id, activity_id, sku_id, user_id, quantity, slot, order_no, \
+        NULLIF(request_id, ''), epoch, NULLIF(expire_time, 0), create_time, $12, $13, 0, $14 \
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int[], $6::int[], $7::text[], \
+        $8::text[], $9::bigint[], $10::bigint[], $11::bigint[]) \
+        AS rows (reservation_id, activity_id, sku_id, user_id, quantity, slot, order_no, \
+        request_id, epoch, expire_time, create_time) \
+    ON CONFLICT DO NOTHING";
+
+/// Inserts the rows into PostgreSQL; answers how many it had not. One that conflicts is left out.
+pub(super) async fn insert_columns(
+    transaction: &Transaction,
+    batch: &str,
+    now: TimeMs,
+    rows: &[NewRow],
+) -> Result<u64, DbErr> {
+    let mut inserted = 0;
+    let mut rows = rows;
+    while !rows.is_empty() {
+        let (some, rest) = rows.split_at(how_many_fit(rows));
+        let text = |of: fn(&NewRow) -> &str| column(some.iter().map(|row| of(row).to_owned()));
+        let time = |of: &dyn Fn(&NewRow) -> i64| column(some.iter().map(of));
+        let values = [
+            text(|row| row.reservation_id.as_str()),
+            text(|row| row.offer.activity_id.as_str()),
+            text(|row| row.offer.sku_id.as_str()),
+            text(|row| row.buyer.as_str()),
+            column(some.iter().map(|row| to_quantity(row.quantity))),
+            column(some.iter().map(|row| to_slot(row.slot))),
+            text(|row| row.order_no.as_str()),
+            // No request has an empty id, and no hold ends at 0.
+            text(|row| row.request_id.as_ref().map_or("", RequestId::as_str)),
+            time(&|row| to_epoch(row.epoch)),
+            time(&|row| row.hold.map_or(0, |hold| now.plus(hold).0)),
+            time(&|row| row.reserve_time.0),
+            batch.into(),
+            OutboxState::Pending.to_value().into(),
+            now.0.into(),
+        ];
+        let statement = Statement::from_sql_and_values(DbBackend::Postgres, INSERT_COLUMNS, values);
+        inserted += transaction.execute_raw(statement).await?.rows_affected();
+        rows = rest;
+    }
+    Ok(inserted)
+}
+
+/// How many of the rows go into one statement: at least one.
+fn how_many_fit(rows: &[NewRow]) -> usize {
+    let mut bytes = 0;
+    let fit = rows.iter().take_while(|row| {
+        bytes += ROW_BYTES
+            + row.reservation_id.as_str().len()
+            + row.offer.activity_id.as_str().len()
+            + row.offer.sku_id.as_str().len()
+            + row.buyer.as_str().len()
+            + row.order_no.as_str().len()
+            + row.request_id.as_ref().map_or(0, |id| id.as_str().len());
+        bytes <= BYTES_PER_STATEMENT
+    });
+    fit.count().max(1)
 }
 
 pub(super) fn to_insert(row: &NewRow, batch: &str, now: TimeMs) -> outbox::ActiveModel {
@@ -45,31 +117,6 @@ pub(super) fn to_insert(row: &NewRow, batch: &str, now: TimeMs) -> outbox::Activ
     }
 }
 
-/// What SQL holds after `to_insert`, but for the id, which nobody needs.
-pub(super) fn as_stored(row: &NewRow, batch: &str, now: TimeMs) -> Row {
-    Row {
-        id: 0,
-        reservation_id: row.reservation_id.to_string(),
-        activity_id: row.offer.activity_id.to_string(),
-        sku_id: row.offer.sku_id.to_string(),
-        user_id: row.buyer.to_string(),
-        quantity: to_quantity(row.quantity),
-        slot: Some(to_slot(row.slot)),
-        order_no: row.order_no.to_string(),
-        request_id: row.request_id.as_ref().map(ToString::to_string),
-        epoch: to_epoch(row.epoch),
-        batch: batch.to_owned(),
-        state: OutboxState::Pending,
-        reason: None,
-        attempts: 0,
-        next_attempt_time: now.0,
-        last_error: None,
-        expire_time: row.hold.map(|hold| now.plus(hold).0),
-        create_time: row.reserve_time.0,
-        settle_time: None,
-    }
-}
-
 fn to_quantity(quantity: u32) -> i32 {
     i32::try_from(quantity).unwrap_or(i32::MAX)
 }
@@ -82,11 +129,14 @@ fn to_epoch(epoch: u64) -> i64 {
     i64::try_from(epoch).unwrap_or(i64::MAX)
 }
 
-pub(super) fn judge(row: Row) -> Written {
+pub(super) fn judge(row: Row) -> Result<Written, WriteError> {
     match row.state {
-        OutboxState::Pending | OutboxState::Done | OutboxState::Dead => Written::Live(row),
-        OutboxState::Releasing | OutboxState::Released => Written::GivenBack(row),
-        OutboxState::Refused => Written::Refused(row),
+        OutboxState::Pending | OutboxState::Done | OutboxState::Dead => {
+            let reservation = row.reservation();
+            reservation.map(Written::Live).map_err(|error| WriteError::Data(error.to_string()))
+        }
+        OutboxState::Releasing | OutboxState::Released => Ok(Written::GivenBack(row)),
+        OutboxState::Refused => Ok(Written::Refused(row)),
     }
 }
 
@@ -164,7 +214,7 @@ pub(super) async fn insert_and_judge(
         let answers = rows
             .iter()
             .map(|row| match stored.remove(row.reservation_id.as_str()) {
-                Some(stored) if !is_new(&stored) => Ok(judge(stored)),
+                Some(stored) if !is_new(&stored) => judge(stored),
                 Some(_) | None => Ok(Written::OtherEpoch { sql }),
             })
             .collect();
@@ -196,7 +246,7 @@ pub(super) async fn insert_and_judge(
     }
     rows.iter()
         .map(|row| match stored.remove(row.reservation_id.as_str()) {
-            Some(stored) => Ok(Ok(judge(stored))),
+            Some(stored) => Ok(judge(stored)),
             None => Err(Setback::Irregular),
         })
         .collect::<Result<Vec<_>, _>>()
@@ -243,4 +293,38 @@ async fn refuse_sold_out(transaction: &Transaction, row: &mut Row) -> Result<(),
     row.reason = Some(reason::SOLD_OUT.into());
     row.expire_time = None;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ActivityId, OrderNo, SkuId};
+
+    fn row(request_id: &str) -> NewRow {
+        NewRow {
+            offer: OfferKey {
+                activity_id: ActivityId::new("act-1").unwrap(),
+                sku_id: SkuId::new("sku-1").unwrap(),
+            },
+            epoch: 1,
+            buyer: BuyerId::new("u1").unwrap(),
+            slot: 1,
+            reservation_id: ReservationId::new("r1").unwrap(),
+            quantity: 1,
+            order_no: OrderNo::new("o1").unwrap(),
+            request_id: Some(RequestId::new(request_id).unwrap()),
+            reserve_time: TimeMs(0),
+            hold: None,
+        }
+    }
+
+    #[test]
+    fn a_statement_has_as_many_rows_as_one_packet_takes() {
+        let short = vec![row("r"); 1_000];
+        let long = vec![row(&"r".repeat(128)); 1_000];
+        let (of_short, of_long) = (how_many_fit(&short), how_many_fit(&long));
+        assert!((400..600).contains(&of_short), "{of_short}");
+        assert!((200..300).contains(&of_long), "{of_long}");
+        assert_eq!(how_many_fit(&short[..1]), 1);
+    }
 }
