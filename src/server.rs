@@ -443,7 +443,8 @@ impl Server {
         if let Some(tls) = tls.clone() {
             parts.tasks.spawn(tls.keep_current(parts.shutdown.clone()));
         }
-        let fronts = Fronts::start(settings, listener, tls.as_ref(), || {
+        let room = parts.reservations.writer.room();
+        let fronts = Fronts::start(settings, listener, tls.as_ref(), Some(room), || {
             let (reflection_v1, reflection_v1alpha) = api::reflection();
             grpc(settings)
                 .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))

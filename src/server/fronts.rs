@@ -15,6 +15,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -23,6 +24,7 @@ use tokio::{
     runtime,
     sync::{mpsc, oneshot},
     task::JoinHandle,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
@@ -32,7 +34,10 @@ use super::{
     listener::{self, Accepted, Door},
     tls::Tls,
 };
-use crate::{api::stack, config::Settings};
+use crate::{admission::room::Room, api::stack, config::Settings};
+
+/// How often a thread looks how late it is.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// The gRPC port, with its services.
 pub(crate) type Grpc = Router<Stack<stack::Layers, Identity>>;
@@ -55,7 +60,7 @@ struct Front {
 }
 
 impl Fronts {
-    /// Serves what `grpc` makes, once for each thread.
+    /// Serves what `grpc` makes, once for each thread; `room` hears how late each of them is.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -63,6 +68,7 @@ impl Fronts {
         settings: &Settings,
         listener: TcpListener,
         tls: Option<&Arc<Tls>>,
+        room: Option<&Arc<Room>>,
         grpc: impl Fn() -> Grpc,
     ) -> io::Result<Self> {
         let (stop, abort) = (CancellationToken::new(), CancellationToken::new());
@@ -73,7 +79,7 @@ impl Fronts {
         let mut fronts = Vec::with_capacity(threads);
         for nth in 0..threads {
             let (way, door) = Door::new(&settings.grpc, tls.cloned());
-            let ended = serve(nth, grpc(), door, stop.clone(), abort.clone())?;
+            let ended = serve(nth, grpc(), door, room.cloned(), stop.clone(), abort.clone())?;
             fronts.push(Front { way, connections: Arc::default(), ended });
         }
         let (denied, most) = (settings.limits.denied.clone(), settings.grpc.max_connections);
@@ -119,6 +125,7 @@ fn serve(
     nth: usize,
     grpc: Grpc,
     door: Door,
+    room: Option<Arc<Room>>,
     stop: CancellationToken,
     abort: CancellationToken,
 ) -> io::Result<oneshot::Receiver<()>> {
@@ -128,7 +135,10 @@ fn serve(
         let stopped = stop.cancelled_owned();
         let served = runtime.block_on(async move {
             let serving = grpc.serve_with_incoming_shutdown(door.incoming(), stopped);
-            abort.run_until_cancelled(serving).await
+            tokio::select! {
+                served = abort.run_until_cancelled(serving) => served,
+                () = tell_lag(|lag| room.iter().for_each(|room| room.note_lag(lag))) => None,
+            }
         });
         if let Some(Err(error)) = served {
             tracing::error!(%error, "a thread of the gRPC port ended");
@@ -138,4 +148,41 @@ fn serve(
         let _ = end.send(());
     })?;
     Ok(ended)
+}
+
+/// Tells, again and again, how late this thread comes to what is due: everything else that it has to
+/// do comes first, and whatever else the cores are busy with.
+async fn tell_lag(tell: impl Fn(Duration)) {
+    loop {
+        let due = Instant::now() + LOOK_EVERY;
+        sleep_until(due).await;
+        tell(due.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "blocking a thread is what this is about")]
+    fn a_thread_that_is_kept_busy_says_so() {
+        let lags = Arc::new(Mutex::new(Vec::new()));
+        let heard = lags.clone();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            tokio::select! {
+                () = tell_lag(|lag| heard.lock().unwrap().push(lag)) => {}
+                () = async {
+                    tokio::task::yield_now().await;
+                    thread::sleep(Duration::from_millis(300));
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                } => {}
+            }
+        });
+        let longest = lags.lock().unwrap().iter().max().copied().unwrap();
+        assert!(longest >= Duration::from_millis(250), "{longest:?}");
+    }
 }
