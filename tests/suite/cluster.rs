@@ -1,7 +1,10 @@
 //! A Redis Cluster as the engine: calls find their master, slots move, masters die, and the books
 //! balance.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, future};
 use seckill::{
@@ -202,6 +205,72 @@ async fn a_sale_goes_on_when_a_replica_that_lags_takes_over() {
         .await;
 }
 
+/// A master is away, and nobody can take over: its offer waits, the others sell all the time. Then its
+/// replica may.
+async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
+    let ground = Ground::embedded(fresh);
+    let mut cluster = Cluster::start().await;
+    let (server, storms) = open(&ground, &cluster).await;
+    let parts = &server.parts;
+    let lost = cluster.owner_of(&stock(&storms[0].key)).await;
+    assert_eq!(lost, 0);
+    storms.iter().for_each(|storm| storm.let_in(50));
+    let meddle = async {
+        for storm in &storms {
+            storm.answered(50).await;
+        }
+        cluster.replica_of(lost).signal("STOP");
+        stop(&mut cluster.servers[lost]);
+        storms[0].let_in(BUYERS);
+        // Buyers of the others come all the time, before anybody knows and after.
+        let (mut come, mut noticed) = (50, None);
+        while come < BUYERS {
+            come += 5;
+            for storm in &storms[1..] {
+                storm.let_in(come);
+                storm.answered(come as usize).await;
+            }
+            assert!(!parts.engine_circuit.is_open(), "the engine is there");
+            if storms[0].undecided.load(Ordering::Relaxed) > 0 {
+                let since = *noticed.get_or_insert(come);
+                if come > since + 200 {
+                    break;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        noticed.expect("the buyers of what is lost were told");
+        assert_eq!(parts.engine.parts_away(), 1);
+        assert!(storms[0].answered_now() < 200, "nobody sells what is lost");
+        storms[1..].iter().for_each(|storm| storm.let_in(BUYERS));
+        cluster.replica_of(lost).signal("CONT");
+        cluster.replaced(lost).await;
+    };
+    rage(&server, &storms, meddle).await;
+    for storm in &storms[1..] {
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0, "everybody was served at once");
+    }
+    assert_eq!(parts.engine.parts_away(), 0);
+    assert_eq!(parts.recovery.rebuilds(), 1, "what the replica has was written by another server");
+    settle(server, &storms).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_died_stops_only_what_it_owns() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        a_part_is_away(fresh, RedisServer::kill).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_stops_only_what_it_owns() {
+    databases::run(Fresh::mysql().await, async |fresh: &Fresh| {
+        a_part_is_away(fresh, |master| master.signal("STOP")).await;
+    })
+    .await;
+}
+
 /// The identity under which a script runs that has this key.
 async fn identity_at(engine: &RedisEngine, key: &str) -> Result<String, EngineError> {
     let keys = Arc::from([key.to_owned()]);
@@ -272,7 +341,8 @@ async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
         error.to_string().contains("CLUSTERDOWN").then_some(error)
     });
     let down = down.await;
-    assert!(matches!(down, EngineError::NotRun(_)), "{down}");
+    assert!(matches!(down, EngineError::PartAway(_)), "{down}");
+    engine.probe().await.unwrap();
     let held: i64 = cluster.servers[to].command(&["DBSIZE"]).await;
     assert!(held > 0);
 }

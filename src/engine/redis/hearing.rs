@@ -73,10 +73,10 @@ impl Ear {
             }
             let push = tokio::select! {
                 push = line.pushes.recv() => push,
-                // A server that is no master any more may be cut off from the others. The sender
-                // is the router's own.
+                // A server that is no master any more, or is away, may be cut off from the others. The
+                // sender is the router's own.
                 Ok(()) = self.changes.changed() => {
-                    if !self.router.has(&line.node) {
+                    if !self.router.has(&line.node) || line.node.is_away() {
                         self.line = None;
                     }
                     continue;
@@ -95,9 +95,11 @@ impl Ear {
     }
 
     async fn subscribe(&mut self) -> Result<Line, String> {
-        let nodes = self.router.nodes();
+        let mut nodes = self.router.nodes();
+        nodes.sort_by_key(|node| node.is_away());
+        let there = nodes.iter().filter(|node| !node.is_away()).count().max(1);
         self.turn = self.turn.wrapping_add(1);
-        let node = nodes.get(self.turn % nodes.len().max(1)).cloned();
+        let node = nodes.get(self.turn % there).cloned();
         let node = node.ok_or_else(|| "no master is known".to_owned())?;
         let (sender, pushes) = mpsc::channel(WAITING);
         let missed = Arc::new(AtomicBool::new(false));

@@ -40,6 +40,8 @@ impl Cluster {
             &bus,
             "--cluster-node-timeout",
             NODE_TIMEOUT_MS,
+            "--cluster-require-full-coverage",
+            "no",
             // However old its data is, a replica is better than nothing.
             "--cluster-replica-validity-factor",
             "0",
@@ -144,9 +146,14 @@ impl Cluster {
         .await
     }
 
+    /// The replica of this member, in the beginning.
+    pub(crate) fn replica_of(&self, master: usize) -> &RedisServer {
+        &self.servers[master + MASTERS]
+    }
+
     /// Waits until a replica sells in place of this member, which is gone.
     pub(crate) async fn replaced(&self, gone: usize) {
-        let replica = &self.servers[gone + MASTERS];
+        let replica = self.replica_of(gone);
         within(Duration::from_secs(15), "the replica is promoted", async || {
             replica.is_master().await.then_some(())
         })
