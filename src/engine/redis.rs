@@ -20,7 +20,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, join_all};
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{Call, Engine, EngineError, Value, events::Hearing};
 
@@ -35,6 +35,7 @@ mod reply;
 mod router;
 mod sentinel;
 mod settings;
+mod switches;
 mod target;
 
 use self::{
@@ -60,6 +61,8 @@ pub struct RedisEngine {
     router: Arc<Router>,
     /// Whether no Sentinel could be believed when they were last asked.
     blind: AtomicBool,
+    /// Those who listen to the Sentinels; they end with the engine.
+    _listeners: JoinSet<()>,
 }
 
 impl fmt::Debug for RedisEngine {
@@ -83,10 +86,9 @@ impl RedisEngine {
                 Level::Error => return Err(OpenError::Misconfigured(finding.text)),
             }
         }
-        let engine = Self {
-            router: Arc::new(Router::new(target, settings.clone())),
-            blind: AtomicBool::new(false),
-        };
+        let router = Arc::new(Router::new(target, settings.clone()));
+        let listeners = switches::follow(&router);
+        let engine = Self { router, blind: AtomicBool::new(false), _listeners: listeners };
         engine.probe().await.map(|()| engine).map_err(|error| OpenError::Unreachable {
             address: settings.target().map_or_else(|_| String::new(), |target| target.to_string()),
             cause: error.to_string(),

@@ -8,6 +8,8 @@ use std::{
 
 use futures_util::{StreamExt as _, future};
 use seckill::{
+    adjustments::Step,
+    config::Settings,
     domain::{ActivityId, OfferKey, SkuId},
     engine::{
         Call, Engine, EngineError, Value,
@@ -30,7 +32,7 @@ use crate::support::{
     status,
     storm::{self, Storm},
     within, word,
-    world::{Ground, SKU},
+    world::{Ground, SKU, World},
 };
 
 const UNITS: u64 = 300;
@@ -269,6 +271,41 @@ async fn a_master_that_hangs_stops_only_what_it_owns() {
         a_part_is_away(fresh, |master| master.signal("STOP")).await;
     })
     .await;
+}
+
+/// More and fewer units, each between its two steps when the master dies: both are decided once.
+async fn adjustments_through_a_death(fresh: &Fresh) {
+    let ground = Ground::embedded(fresh);
+    let mut cluster = Cluster::start().await;
+    let (server, storms) = open(&ground, &cluster).await;
+    let world = World { parts: server.parts.clone(), settings: Settings::default() };
+    let (storm, key) = (&storms[0], &storms[0].key);
+    storm.let_in(150);
+    let meddle = async {
+        storm.answered(100).await;
+        // In the engine and not in SQL; in SQL and not in the engine.
+        let epoch = world.set_aside(key, "fewer", 20).await;
+        world.decide(key, "more", 20, Step::Add).await;
+        storm.let_in(200);
+        cluster.servers[0].kill();
+        cluster.replaced(0).await;
+        for (request_id, delta) in [("fewer", -20), ("more", 20), ("fewer", -20)] {
+            let adjusted = eventually("the adjustment is decided", async || {
+                world.adjust(key, request_id, delta).await.ok()
+            })
+            .await;
+            assert!(adjusted.applied, "{adjusted:?}");
+        }
+        assert!(world.sql_epoch(key).await > epoch, "it was rebuilt in between");
+        storm.let_in(BUYERS);
+    };
+    rage(&server, &storms, meddle).await;
+    settle(server, &storms).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adjustments_are_made_once_through_the_death_of_a_master() {
+    databases::run(Fresh::postgres().await, adjustments_through_a_death).await;
 }
 
 /// The identity under which a script runs that has this key.

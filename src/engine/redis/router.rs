@@ -97,6 +97,12 @@ impl Router {
         Arc::new(Node::new(dialer, &self.settings, &self.hashes))
     }
 
+    /// The ways to the Sentinels.
+    pub(super) fn dialers_to_sentinels(&self) -> impl Iterator<Item = Dialer> {
+        let to = |host: &Host| Dialer::to_sentinel(host.clone(), &self.target, &self.settings);
+        self.target.hosts.iter().map(to)
+    }
+
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.routes.load().nodes.clone()
     }
