@@ -16,7 +16,7 @@ use seckill::{
         events::{Event, Heard},
         keys,
         locks::{Locks, WAIT},
-        redis::{Level, OpenError, RedisEngine, RedisSettings},
+        redis::{Finding, Level, OpenError, RedisEngine, RedisSettings},
         scripts,
     },
     server::Server,
@@ -244,6 +244,13 @@ async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
         noticed.expect("the buyers of what is lost were told");
         assert_eq!(parts.engine.parts_away(), 1);
         assert!(storms[0].answered_now() < 200, "nobody sells what is lost");
+        // A server that is started now sells what the others have, and says what it does not.
+        let settings = RedisSettings::new(cluster.url());
+        let findings = RedisEngine::check(&settings).await.unwrap();
+        let missing = format!("127.0.0.1:{}: what it has is not sold", cluster.servers[lost].port());
+        let is_said = |finding: &Finding| finding.text.starts_with(&missing);
+        assert!(findings.iter().any(is_said), "{findings:?}");
+        RedisEngine::connect(&settings).await.unwrap();
         storms[1..].iter().for_each(|storm| storm.let_in(BUYERS));
         cluster.replica_of(lost).signal("CONT");
         cluster.replaced(lost).await;
@@ -423,6 +430,13 @@ async fn every_member_is_checked_before_a_start_and_a_user_needs_no_more_than_is
         assert!(locks.acquire(&name, Duration::ZERO).await.unwrap().is_none(), "it is held");
         drop(lock);
     }
+
+    let (coverage, one) = ("cluster-require-full-coverage", &cluster.servers[1]);
+    one.command::<()>(&["CONFIG", "SET", coverage, "yes"]).await;
+    let findings = RedisEngine::check(&settings).await.unwrap();
+    let warnings = findings.iter().filter(|finding| finding.level == Level::Warning);
+    let warnings: Vec<_> = warnings.map(|finding| finding.text.as_str()).collect();
+    assert!(matches!(warnings[..], [warning] if warning.contains(coverage)), "{warnings:?}");
 
     let replica = &cluster.servers[5];
     replica.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;

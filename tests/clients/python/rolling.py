@@ -41,6 +41,8 @@ def main(addresses, protos):
     config = pathlib.Path(protos, "seckill/v1/seckill_grpc_service_config.json").read_text()
     options = [("grpc.service_config", config), ("grpc.enable_retries", 1)]
     options += [(f"grpc.{name}_reconnect_backoff_ms", RECONNECT_MS) for name in ("initial", "min", "max")]
+    # Without it the library takes the whole list for a name, which HTTP/2 refuses.
+    options += [("grpc.default_authority", "seckill")]
     stop, numbers, printing = threading.Event(), itertools.count(), threading.Lock()
 
     def say(*words):
