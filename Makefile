@@ -16,7 +16,7 @@ test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of 
 
 valkey: services ## run what a Redis is needed for on a Valkey: valkey-server, or SECKILL_TEST_REDIS_SERVER
 	SECKILL_TEST_PYTHON=$(PYTHON) SECKILL_TEST_REDIS_SERVER=$${SECKILL_TEST_REDIS_SERVER:-valkey-server} \
-	  scripts/with-services cargo test --locked --test suite -- engine_ cluster:: sentinel:: redis_tls:: \
+	  scripts/with-services cargo test --locked --test suite -- engine_redis:: cluster:: sentinel:: redis_tls:: \
 	    broadcasts:: storm:: rebuilds:: outage:: traces:: servers::
 
 bench: services ## measure every goal, and write target/bench.json and target/bench.html (long)

@@ -32,7 +32,10 @@ fn the_plan_holds_and_the_simulation_repeats_itself() {
 fn a_plan_that_is_too_small_is_told_so_and_where() {
     for (arguments, missed) in [
         (["--servers", "6"], "busiest server, p99 of a refusal from memory"),
-        (["--store-per-s", "2000"], "units are sold within, p99 of a win, p99 of a refusal by the engine"),
+        (
+            ["--store-per-s", "2000"],
+            "units are sold within, p99 of a win, p99 of a refusal by the engine",
+        ),
     ] {
         let (holds, printed) = simulate(&arguments);
         assert!(!holds, "{printed}");

@@ -21,7 +21,7 @@ from grpc_status import rpc_status
 
 from sale import generate
 
-BUYERS_AT_ONCE = 16
+BUYERS_AT_ONCE = 12
 PAUSE_S = 0.02
 PATIENCE_S = 20
 RECONNECT_MS = 100
