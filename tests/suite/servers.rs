@@ -416,7 +416,7 @@ impl Balancer {
 }
 
 async fn connections_move(ground: &Ground<'_>) {
-    const CLIENTS: usize = 24;
+    const CLIENTS: usize = 32;
     const AGE: Duration = Duration::from_secs(3);
     let (world, key) = open_sale(ground, 1_000_000).await;
     let serve = patient(&ground.settings()).with("GRPC__MAX_CONNECTION_AGE_S", AGE.as_secs());
@@ -473,12 +473,11 @@ async fn connections_move(ground: &Ground<'_>) {
     let (first, second) = (&made[..CLIENTS], &made[CLIENTS..2 * CLIENTS]);
     let at_new = second.iter().filter(|(_, to)| *to == new.addr).count();
     assert!(at_new >= CLIENTS / 3, "{at_new} of {CLIENTS} went to the new server");
-    let span = |made: &[(Instant, SocketAddr)]| made[CLIENTS - 1].0 - made[0].0;
     let lived = second[0].0 - first[0].0;
     assert!(lived >= AGE.mul_f64(0.85), "{lived:?}");
-    // They came together, and did not go together.
-    let (came, went) = (span(first), span(second));
-    assert!(went > came + AGE / 20, "they came within {came:?} and went within {went:?}");
+    // Some go before their time and others after it, and that they came together does not matter.
+    let early = second.iter().filter(|(at, _)| *at < first[0].0 + AGE).count();
+    assert!((1..CLIENTS).contains(&early), "{early} of {CLIENTS} went before the others");
 
     drained(new.channel().await, &key).await;
     old.stop().await;
