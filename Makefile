@@ -5,7 +5,7 @@ FAULTS := cargo test --locked --test faults --
 BUF := target/tools/node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help test bench faults faults-short soak lint fmt docs services demo clean
+.PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo clean
 .PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -13,6 +13,11 @@ help: ## list the targets
 
 test: services ## run every test, beside a Redis, a PostgreSQL and a MariaDB of its own
 	SECKILL_TEST_PYTHON=$(PYTHON) scripts/with-services cargo test --workspace --locked --no-fail-fast
+
+valkey: services ## run what a Redis is needed for on a Valkey: valkey-server, or SECKILL_TEST_REDIS_SERVER
+	SECKILL_TEST_PYTHON=$(PYTHON) SECKILL_TEST_REDIS_SERVER=$${SECKILL_TEST_REDIS_SERVER:-valkey-server} \
+	  scripts/with-services cargo test --locked --test suite -- engine_redis:: cluster:: sentinel:: redis_tls:: \
+	    broadcasts:: storm:: rebuilds:: outage:: traces:: servers::
 
 bench: services ## measure every goal, and write target/bench.json and target/bench.html (long)
 	cargo build --release --locked

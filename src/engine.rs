@@ -56,12 +56,16 @@ pub struct Call {
 pub enum EngineError {
     /// The server is well and refused the script before it wrote: no memory (OOM), or it can't save
     /// (MISCONF). Scripts that delete first still run, a release above all. Or it is the slot of
-    /// these keys alone that nobody serves now: it is moving, or lost its servers.
+    /// these keys alone that is moving.
     #[error("the engine takes nothing new: {0}")]
     Full(String),
     /// The script certainly did not run: no connection, READONLY, LOADING, CLUSTERDOWN.
     #[error("the engine did not run the script: {0}")]
     NotRun(String),
+    /// The server that has these keys is away, and those of other keys sell on: no reason to refuse
+    /// everybody. The script may have run.
+    #[error("the part of the engine that has these keys is away: {0}")]
+    PartAway(String),
     /// The script may have run: a timeout, or a connection that broke while we waited.
     #[error("it is unknown whether the engine ran the script: {0}")]
     Unknown(String),
@@ -95,4 +99,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
 
     /// What the servers on this engine tell each other from now on.
     fn hear(&self) -> events::Hearing;
+
+    /// How many servers of the engine are away while the others sell on.
+    fn parts_away(&self) -> usize {
+        0
+    }
+
+    /// Waits until something speaks for a probe at once: a part was lost, or there is another master.
+    fn stirred(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
 }

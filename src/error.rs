@@ -142,6 +142,8 @@ impl From<EngineError> for Error {
                 tracing::warn!(%error, "the engine did not answer as it should");
                 Error::EngineUnavailable
             }
+            // Said once, when it was lost.
+            EngineError::PartAway(_) => Error::EngineUnavailable,
             EngineError::Script(_) => Error::Internal(Box::new(error)),
         }
     }

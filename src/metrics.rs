@@ -171,18 +171,21 @@ pub enum CallResult {
     Ok,
     Full,
     NotRun,
+    PartAway,
     Unknown,
     Script,
 }
 
 impl CallResult {
-    const ALL: [Self; 5] = [Self::Ok, Self::Full, Self::NotRun, Self::Unknown, Self::Script];
+    const ALL: [Self; 6] =
+        [Self::Ok, Self::Full, Self::NotRun, Self::PartAway, Self::Unknown, Self::Script];
 
     fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Full => "full",
             Self::NotRun => "not_run",
+            Self::PartAway => "part_away",
             Self::Unknown => "unknown",
             Self::Script => "script",
         }
@@ -215,6 +218,7 @@ struct Metrics {
     engine_up: Gauge,
     database_up: Gauge,
     frozen_offers: Gauge,
+    masters_away: Gauge,
     cold_activities: Gauge,
     starting_cold: Gauge,
     dead_letters: Gauge,
@@ -290,6 +294,7 @@ impl Metrics {
             engine_up: gauge!(ENGINE_UP.name),
             database_up: gauge!(DATABASE_UP.name),
             frozen_offers: gauge!(FROZEN_OFFERS.name),
+            masters_away: gauge!(MASTERS_AWAY.name),
             cold_activities: gauge!(COLD_ACTIVITIES.name),
             starting_cold: gauge!(STARTING_COLD.name),
             dead_letters: gauge!(DEAD_LETTERS.name),
@@ -367,6 +372,11 @@ pub fn diverged(reason: &str) {
 fn by_reason<'a>(counters: &'a [Counter], reason: &str) -> &'a Counter {
     let place = REASONS.iter().position(|known| *known == reason);
     &counters[place.unwrap_or(REASONS.len() - 1)]
+}
+
+/// How many masters of the engine are away while the others sell on.
+pub fn count_masters_away(count: usize) {
+    METRICS.masters_away.set(as_gauge(u64::try_from(count).unwrap_or(u64::MAX)));
 }
 
 /// How many activities should have started, and were not warmed up.

@@ -203,6 +203,8 @@ impl Reservations {
                 tracing::error!(text, "the engine takes nothing new");
                 Err(Error::EngineUnavailable)
             }
+            // Other offers sell on; the engine itself refuses what it can't send, and has said so.
+            TakeError::Engine(EngineError::PartAway(_)) => Err(Error::EngineUnavailable),
             TakeError::Engine(error) => {
                 self.engine_circuit.trip(&error.to_string());
                 Err(Error::EngineUnavailable)
@@ -378,6 +380,7 @@ impl Reservations {
                 tracing::error!(text, "the engine takes nothing new");
                 None
             }
+            Err(EngineError::PartAway(_)) => None,
             Err(error) => {
                 self.engine_circuit.trip(&error.to_string());
                 None

@@ -30,7 +30,7 @@ use crate::{
         catalog::Catalog,
         limits::{LimitOptions, Limits, Rate},
     },
-    api::{self, Services, pb, stack},
+    api::{self, Services, pb, seckill::jittered, stack},
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Backend, Database, DatabaseSettings},
@@ -546,7 +546,7 @@ pub(crate) fn grpc(
         .http2_keepalive_interval(Some(Duration::from_secs(settings.grpc.keepalive_s)))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         // Never with a grace: that turns GOAWAY off.
-        .max_connection_age(Duration::from_secs(settings.grpc.max_connection_age_s))
+        .max_connection_age(jittered(Duration::from_secs(settings.grpc.max_connection_age_s)))
 }
 
 type Bound = (TcpListener, SocketAddr);

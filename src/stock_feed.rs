@@ -252,6 +252,7 @@ impl StockFeed {
                 tracing::warn!(offer = %offer.key, text, "the figures can't be read");
                 None
             }
+            Err(EngineError::PartAway(_)) => None,
             Err(EngineError::NotRun(why) | EngineError::Unknown(why)) => {
                 self.engine_circuit.trip(&why);
                 None

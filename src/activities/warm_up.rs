@@ -176,7 +176,7 @@ impl Activities {
     pub(super) fn engine_failed(&self, error: EngineError) -> Error {
         match &error {
             EngineError::NotRun(why) | EngineError::Unknown(why) => self.engine_circuit.trip(why),
-            EngineError::Full(_) | EngineError::Script(_) => {}
+            EngineError::Full(_) | EngineError::PartAway(_) | EngineError::Script(_) => {}
         }
         error.into()
     }

@@ -150,7 +150,7 @@ fn until(
 }
 
 /// `age` ±10 %, so that streams that began together do not end together.
-fn jittered(age: Duration) -> Duration {
+pub(crate) fn jittered(age: Duration) -> Duration {
     age.mul_f64(0.9 + 0.2 * fastrand::f64())
 }
 

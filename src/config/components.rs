@@ -168,7 +168,8 @@ component! {
         max_concurrent_streams: u32 = 1_000 => 1..=100_000;
         /// How many connections may be open; more wait until one closes.
         max_connections: usize = 10_000 => 1..=1_000_000;
-        /// After how long a connection is asked to go, so that clients spread over new servers.
+        /// After how long a connection is asked to go, give or take a tenth, so that clients spread over
+        /// new servers.
         max_connection_age_s: u64 = 600 => 1..=86_400;
         /// After how long a stream such as WatchStock ends; its client calls again.
         max_stream_age_s: u64 = 3_600 => 1..=86_400;

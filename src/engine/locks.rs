@@ -59,7 +59,8 @@ impl Locks {
     /// Takes the lock, or `None` when another holder keeps it for all of `wait`.
     ///
     /// An engine that takes nothing new, as one that is out of memory, keeps no lock either. Then
-    /// the work goes on without: releases, a purge, a rebuild delete first, and make room.
+    /// the work goes on without: releases, a purge, a rebuild delete first, and make room. So it does
+    /// while only the server that keeps this lock is away.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -71,7 +72,9 @@ impl Locks {
             match self.try_acquire(&keys, &owner).await {
                 Ok(Some(token)) => break token,
                 Ok(None) => {}
-                Err(EngineError::Full(_)) => return Ok(Some(Lock::none())),
+                Err(EngineError::Full(_) | EngineError::PartAway(_)) => {
+                    return Ok(Some(Lock::none()));
+                }
                 Err(error) => return Err(error),
             }
             if Instant::now() >= give_up {

@@ -34,6 +34,7 @@ pub(super) async fn run(
         Ok(_) => CallResult::Ok,
         Err(EngineError::Full(_)) => CallResult::Full,
         Err(EngineError::NotRun(_)) => CallResult::NotRun,
+        Err(EngineError::PartAway(_)) => CallResult::PartAway,
         Err(EngineError::Unknown(_)) => CallResult::Unknown,
         Err(EngineError::Script(_)) => CallResult::Script,
     };

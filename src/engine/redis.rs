@@ -20,6 +20,7 @@ use std::{
 };
 
 use futures_util::future::{BoxFuture, join_all};
+use tokio::{task::JoinSet, time::timeout};
 
 use super::{Call, Engine, EngineError, Value, events::Hearing};
 
@@ -34,6 +35,7 @@ mod reply;
 mod router;
 mod sentinel;
 mod settings;
+mod switches;
 mod target;
 
 use self::{
@@ -51,12 +53,16 @@ pub use self::{
 /// How often a call is sent on because the slot of its keys is moving; a key takes a moment.
 const MOVING_TRIES: u32 = 20;
 const MOVING_PAUSE: Duration = Duration::from_millis(3);
+/// How long one master of a cluster may take to answer a probe: the others are not held up by it.
+const PART_LIMIT: Duration = Duration::from_millis(900);
 
 /// Runs the scripts on Redis or Valkey.
 pub struct RedisEngine {
     router: Arc<Router>,
     /// Whether no Sentinel could be believed when they were last asked.
     blind: AtomicBool,
+    /// Those who listen to the Sentinels; they end with the engine.
+    _listeners: JoinSet<()>,
 }
 
 impl fmt::Debug for RedisEngine {
@@ -80,10 +86,9 @@ impl RedisEngine {
                 Level::Error => return Err(OpenError::Misconfigured(finding.text)),
             }
         }
-        let engine = Self {
-            router: Arc::new(Router::new(target, settings.clone())),
-            blind: AtomicBool::new(false),
-        };
+        let router = Arc::new(Router::new(target, settings.clone()));
+        let listeners = switches::follow(&router);
+        let engine = Self { router, blind: AtomicBool::new(false), _listeners: listeners };
         engine.probe().await.map(|()| engine).map_err(|error| OpenError::Unreachable {
             address: settings.target().map_or_else(|_| String::new(), |target| target.to_string()),
             cause: error.to_string(),
@@ -114,10 +119,16 @@ impl RedisEngine {
 
     async fn run(&self, call: &Call) -> Result<Value, EngineError> {
         let node = self.router.master_of(&call.keys)?;
-        match node.run(call, Way::Owned).await {
-            Ok(reply) => Ok(reply),
-            Err(Refused::Error(error)) => Err(error),
-            Err(refused) => Box::pin(self.run_elsewhere(call, node, refused)).await,
+        let refused = match node.is_away() {
+            true => Refused::Unfit(node.not_run("it is away")),
+            false => match node.run(call, Way::Owned).await {
+                Ok(reply) => return Ok(reply),
+                Err(refused) => refused,
+            },
+        };
+        match refused {
+            Refused::Error(error) => Err(self.router.judge(&node, error)),
+            refused => Box::pin(self.run_elsewhere(call, node, refused)).await,
         }
     }
 
@@ -132,24 +143,24 @@ impl RedisEngine {
         let (mut moved, mut unfit, mut moving) = (false, false, 0);
         loop {
             let way = match refused {
-                Refused::Error(error) => return Err(error),
-                Refused::Moved(text) if moved => return Err(EngineError::NotRun(text)),
+                Refused::Error(error) => return Err(router.judge(&node, error)),
+                Refused::Moved(text) if moved => return Err(EngineError::PartAway(text)),
                 Refused::Moved(_) => {
                     moved = true;
                     let looks = router.looks();
-                    router.look_after(looks, &node).await.map_err(EngineError::NotRun)?;
+                    router.look_after(looks, &node).await.map_err(EngineError::PartAway)?;
                     node = router.master_of(&call.keys)?;
                     Way::Owned
                 }
-                Refused::Unfit(error) if unfit => return Err(error),
+                Refused::Unfit(error) if unfit => return Err(router.judge(&node, error)),
                 Refused::Unfit(error) => {
                     unfit = true;
                     if !router.look_if_nobody_does().await {
-                        return Err(error);
+                        return Err(router.judge(&node, error));
                     }
                     let master = router.master_of(&call.keys)?;
                     if Arc::ptr_eq(&master, &node) {
-                        return Err(error);
+                        return Err(router.judge(&node, error));
                     }
                     node = master;
                     Way::Owned
@@ -197,8 +208,34 @@ impl RedisEngine {
                 }
             }
         }
-        let probes = join_all(nodes.iter().map(|node| node.probe())).await;
-        probes.into_iter().collect()
+        match self.router.target.kind {
+            Kind::Server | Kind::Sentinel(_) => {
+                let probes = join_all(nodes.iter().map(|node| node.probe())).await;
+                probes.into_iter().collect()
+            }
+            Kind::Cluster => self.probe_parts(&nodes).await,
+        }
+    }
+
+    /// The cluster is there while one master is; the others are parts that are away.
+    async fn probe_parts(&self, nodes: &[Arc<Node>]) -> Result<(), EngineError> {
+        let probes = nodes.iter().map(|node| async move {
+            let probed = timeout(PART_LIMIT, node.probe()).await;
+            (node, probed.unwrap_or_else(|_| Err(node.not_run("no answer to a probe"))))
+        });
+        let (well, away): (Vec<_>, Vec<_>) =
+            join_all(probes).await.into_iter().partition(|(_, probed)| probed.is_ok());
+        for (node, _) in &well {
+            self.router.is_well(node);
+        }
+        for (node, probed) in away {
+            if let Err(error) = probed.map_err(|error| self.router.judge(node, error))
+                && well.is_empty()
+            {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -217,5 +254,13 @@ impl Engine for RedisEngine {
 
     fn hear(&self) -> Hearing {
         hearing::hear(self.router.clone())
+    }
+
+    fn parts_away(&self) -> usize {
+        self.router.nodes().iter().filter(|node| node.is_away()).count()
+    }
+
+    fn stirred(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.router.stir.notified())
     }
 }

@@ -120,6 +120,8 @@ families! {
         "Whether the database answers: 1 or 0.";
     ENGINE_UP = "seckill_engine_up", Kind::Gauge, [],
         "Whether the stock engine answers: 1 or 0.";
+    MASTERS_AWAY = "seckill_engine_masters_away", Kind::Gauge, [],
+        "Masters of a Redis Cluster that are away while the others sell on.";
     CALLS = "seckill_engine_calls_total", Kind::Counter, ["script", "result"],
         "Scripts that were run, by what is certain of them.";
     CALL_TIMES = "seckill_engine_call_seconds", Kind::Histogram(CALL_SECONDS), ["script"],

@@ -205,9 +205,10 @@ impl Reconciler {
             EngineError::Script(text) => {
                 Stop::Unreadable(format!("the reservations can't be read: {text}"))
             }
-            error @ (EngineError::Full(_) | EngineError::NotRun(_) | EngineError::Unknown(_)) => {
-                Stop::Error(self.engine_failed(error))
-            }
+            error @ (EngineError::Full(_)
+            | EngineError::NotRun(_)
+            | EngineError::PartAway(_)
+            | EngineError::Unknown(_)) => Stop::Error(self.engine_failed(error)),
         }
     }
 

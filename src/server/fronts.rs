@@ -39,7 +39,11 @@ use crate::{admission::room::Room, api::stack, config::Settings};
 /// How often a thread looks how late it is.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// The gRPC port, with its services.
+/// At how many different ages the connections of a thread go: those that came together, as they do
+/// after a restart, are not to leave together.
+const AGES: usize = 8;
+
+/// The gRPC port, with its services, for connections of one age.
 pub(crate) type Grpc = Router<Stack<stack::Layers, Identity>>;
 
 /// The threads, and the loop that gives them connections.
@@ -54,13 +58,15 @@ pub(crate) struct Fronts {
 /// One thread.
 #[derive(Debug)]
 struct Front {
-    way: mpsc::UnboundedSender<Accepted>,
+    /// One for each age.
+    ways: Vec<mpsc::UnboundedSender<Accepted>>,
     connections: Arc<AtomicUsize>,
     ended: oneshot::Receiver<()>,
 }
 
 impl Fronts {
-    /// Serves what `grpc` makes, once for each thread; `room` hears how late each of them is.
+    /// Serves what `grpc` makes, several times for each thread; `room` hears how late each of them
+    /// is.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -78,9 +84,14 @@ impl Fronts {
         };
         let mut fronts = Vec::with_capacity(threads);
         for nth in 0..threads {
-            let (way, door) = Door::new(&settings.grpc, tls.cloned());
-            let ended = serve(nth, grpc(), door, room.cloned(), stop.clone(), abort.clone())?;
-            fronts.push(Front { way, connections: Arc::default(), ended });
+            let (ways, doors): (Vec<_>, Vec<_>) = (0..AGES)
+                .map(|_| {
+                    let (way, door) = Door::new(&settings.grpc, tls.cloned());
+                    (way, (grpc(), door))
+                })
+                .unzip();
+            let ended = serve(nth, doors, room.cloned(), stop.clone(), abort.clone())?;
+            fronts.push(Front { ways, connections: Arc::default(), ended });
         }
         let (denied, most) = (settings.limits.denied.clone(), settings.grpc.max_connections);
         let stopped = stop.clone();
@@ -114,17 +125,18 @@ impl Fronts {
 /// To the thread that has the fewest.
 fn deal(fronts: &[Front], accepted: Accepted) {
     let fewest = fronts.iter().min_by_key(|front| front.connections.load(Ordering::Relaxed));
-    if let Some(front) = fewest {
+    if let Some(front) = fewest
+        && let Some(way) = fastrand::choice(&front.ways)
+    {
         // A thread that is gone has said why.
-        let _ = front.way.send(accepted.counted(&front.connections));
+        let _ = way.send(accepted.counted(&front.connections));
     }
 }
 
 /// Starts a thread; it tells when it has ended.
 fn serve(
     nth: usize,
-    grpc: Grpc,
-    door: Door,
+    doors: Vec<(Grpc, Door)>,
     room: Option<Arc<Room>>,
     stop: CancellationToken,
     abort: CancellationToken,
@@ -132,16 +144,18 @@ fn serve(
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let (end, ended) = oneshot::channel();
     thread::Builder::new().name(format!("grpc-{nth}")).spawn(move || {
-        let stopped = stop.cancelled_owned();
         let served = runtime.block_on(async move {
-            let serving = grpc.serve_with_incoming_shutdown(door.incoming(), stopped);
+            let serving = join_all(doors.into_iter().map(|(grpc, door)| {
+                let stopped = stop.clone().cancelled_owned();
+                grpc.serve_with_incoming_shutdown(door.incoming(), stopped)
+            }));
             tokio::select! {
                 served = abort.run_until_cancelled(serving) => served,
                 () = tell_lag(|lag| room.iter().for_each(|room| room.note_lag(lag))) => None,
             }
         });
-        if let Some(Err(error)) = served {
-            tracing::error!(%error, "a thread of the gRPC port ended");
+        for error in served.into_iter().flatten().filter_map(Result::err) {
+            tracing::error!(%error, "a part of the gRPC port ended");
         }
         // With it go the connections that were not awaited.
         drop(runtime);

@@ -271,13 +271,14 @@ fn note_failure(name: &str, error: &Error) {
 }
 
 async fn probe_engine(parts: Parts, health: HealthReporter) {
-    while wait_for_probe(&parts, &parts.engine_circuit).await {
+    while wait_for_engine(&parts).await {
         let probe = tokio::time::timeout(PROBE_LIMIT, parts.engine.probe());
         match probe.await {
             Ok(Ok(())) => parts.engine_circuit.close(),
             Ok(Err(error)) => parts.engine_circuit.trip(&error.to_string()),
             Err(_) => parts.engine_circuit.trip("no answer to a probe"),
         }
+        metrics::count_masters_away(parts.engine.parts_away());
         follow(&parts, &health).await;
     }
 }
@@ -316,6 +317,20 @@ async fn probe_database(parts: Parts, health: HealthReporter) {
             Err(error) => parts.database_circuit.trip(&error.to_string()),
         }
         follow(&parts, &health).await;
+    }
+}
+
+/// Waits for the next probe of the engine, which may want one at once.
+async fn wait_for_engine(parts: &Parts) -> bool {
+    let pause = match parts.engine.parts_away() {
+        0 => PROBE_EVERY,
+        _ => PROBE_AWAY_EVERY,
+    };
+    tokio::select! {
+        biased;
+        () = tokio::time::sleep(pause) => true,
+        () = parts.engine.stirred() => true,
+        waited = wait_for_probe(parts, &parts.engine_circuit) => waited,
     }
 }
 

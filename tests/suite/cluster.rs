@@ -1,17 +1,22 @@
 //! A Redis Cluster as the engine: calls find their master, slots move, masters die, and the books
 //! balance.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, future};
 use seckill::{
+    adjustments::Step,
+    config::Settings,
     domain::{ActivityId, OfferKey, SkuId},
     engine::{
         Call, Engine, EngineError, Value,
         events::{Event, Heard},
         keys,
         locks::{Locks, WAIT},
-        redis::{Level, OpenError, RedisEngine, RedisSettings},
+        redis::{Finding, Level, OpenError, RedisEngine, RedisSettings},
         scripts,
     },
     server::Server,
@@ -27,7 +32,7 @@ use crate::support::{
     status,
     storm::{self, Storm},
     within, word,
-    world::{Ground, SKU},
+    world::{Ground, SKU, World},
 };
 
 const UNITS: u64 = 300;
@@ -202,6 +207,107 @@ async fn a_sale_goes_on_when_a_replica_that_lags_takes_over() {
         .await;
 }
 
+/// A master is away, and nobody can take over: its offer waits, the others sell all the time. Then its
+/// replica may.
+async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
+    let ground = Ground::embedded(fresh);
+    let mut cluster = Cluster::start().await;
+    let (server, storms) = open(&ground, &cluster).await;
+    let parts = &server.parts;
+    let lost = cluster.owner_of(&stock(&storms[0].key)).await;
+    assert_eq!(lost, 0);
+    storms.iter().for_each(|storm| storm.let_in(50));
+    let meddle = async {
+        for storm in &storms {
+            storm.answered(50).await;
+        }
+        cluster.replica_of(lost).signal("STOP");
+        stop(&mut cluster.servers[lost]);
+        storms[0].let_in(BUYERS);
+        // Buyers of the others come all the time, before anybody knows and after.
+        let (mut come, mut noticed) = (50, None);
+        while come < BUYERS {
+            come += 5;
+            for storm in &storms[1..] {
+                storm.let_in(come);
+                storm.answered(come as usize).await;
+            }
+            assert!(!parts.engine_circuit.is_open(), "the engine is there");
+            if storms[0].undecided.load(Ordering::Relaxed) > 0 {
+                let since = *noticed.get_or_insert(come);
+                if come > since + 100 {
+                    break;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        noticed.expect("the buyers of what is lost were told");
+        assert_eq!(parts.engine.parts_away(), 1);
+        assert!(storms[0].answered_now() < 200, "nobody sells what is lost");
+        storms[1..].iter().for_each(|storm| storm.let_in(BUYERS));
+        cluster.replica_of(lost).signal("CONT");
+        cluster.replaced(lost).await;
+    };
+    rage(&server, &storms, meddle).await;
+    for storm in &storms[1..] {
+        assert_eq!(storm.undecided.load(Ordering::Relaxed), 0, "everybody was served at once");
+    }
+    assert_eq!(parts.engine.parts_away(), 0);
+    assert_eq!(parts.recovery.rebuilds(), 1, "what the replica has was written by another server");
+    settle(server, &storms).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_died_stops_only_what_it_owns() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        a_part_is_away(fresh, RedisServer::kill).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_stops_only_what_it_owns() {
+    databases::run(Fresh::mysql().await, async |fresh: &Fresh| {
+        a_part_is_away(fresh, |master| master.signal("STOP")).await;
+    })
+    .await;
+}
+
+/// More and fewer units, each between its two steps when the master dies: both are decided once.
+async fn adjustments_through_a_death(fresh: &Fresh) {
+    let ground = Ground::embedded(fresh);
+    let mut cluster = Cluster::start().await;
+    let (server, storms) = open(&ground, &cluster).await;
+    let world = World { parts: server.parts.clone(), settings: Settings::default() };
+    let (storm, key) = (&storms[0], &storms[0].key);
+    storm.let_in(150);
+    let meddle = async {
+        storm.answered(100).await;
+        // In the engine and not in SQL; in SQL and not in the engine.
+        let epoch = world.set_aside(key, "fewer", 20).await;
+        world.decide(key, "more", 20, Step::Add).await;
+        storm.let_in(200);
+        cluster.servers[0].kill();
+        cluster.replaced(0).await;
+        for (request_id, delta) in [("fewer", -20), ("more", 20), ("fewer", -20)] {
+            let adjusted = eventually("the adjustment is decided", async || {
+                world.adjust(key, request_id, delta).await.ok()
+            })
+            .await;
+            assert!(adjusted.applied, "{adjusted:?}");
+        }
+        assert!(world.sql_epoch(key).await > epoch, "it was rebuilt in between");
+        storm.let_in(BUYERS);
+    };
+    rage(&server, &storms, meddle).await;
+    settle(server, &storms).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adjustments_are_made_once_through_the_death_of_a_master() {
+    databases::run(Fresh::postgres().await, adjustments_through_a_death).await;
+}
+
 /// The identity under which a script runs that has this key.
 async fn identity_at(engine: &RedisEngine, key: &str) -> Result<String, EngineError> {
     let keys = Arc::from([key.to_owned()]);
@@ -272,14 +378,15 @@ async fn a_call_runs_at_the_master_of_its_keys_and_under_its_identity() {
         error.to_string().contains("CLUSTERDOWN").then_some(error)
     });
     let down = down.await;
-    assert!(matches!(down, EngineError::NotRun(_)), "{down}");
+    assert!(matches!(down, EngineError::PartAway(_)), "{down}");
+    engine.probe().await.unwrap();
     let held: i64 = cluster.servers[to].command(&["DBSIZE"]).await;
     assert!(held > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_member_is_checked_before_a_start_and_a_user_needs_no_more_than_is_documented() {
-    let cluster = Cluster::start().await;
+    let mut cluster = Cluster::start().await;
     for server in &cluster.servers {
         let rules = "~sk:* &sk:events +@read +@write +@scripting +@connection +@pubsub -@dangerous \
                      +info +config|get +cluster|info +cluster|slots";
@@ -317,11 +424,28 @@ async fn every_member_is_checked_before_a_start_and_a_user_needs_no_more_than_is
         drop(lock);
     }
 
+    let (coverage, one) = ("cluster-require-full-coverage", &cluster.servers[1]);
+    one.command::<()>(&["CONFIG", "SET", coverage, "yes"]).await;
+    let findings = RedisEngine::check(&settings).await.unwrap();
+    let warnings = findings.iter().filter(|finding| finding.level == Level::Warning);
+    let warnings: Vec<_> = warnings.map(|finding| finding.text.as_str()).collect();
+    assert!(matches!(warnings[..], [warning] if warning.contains(coverage)), "{warnings:?}");
+
     let replica = &cluster.servers[5];
     replica.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
     let error = RedisEngine::connect(&settings).await.unwrap_err();
     assert!(matches!(error, OpenError::Misconfigured(_)), "{error}");
     assert!(error.to_string().contains(&format!("127.0.0.1:{}", replica.port())), "{error}");
+    replica.command::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    // A server that is started while a master is away sells what the others have.
+    cluster.replica_of(2).signal("STOP");
+    let missing = format!("127.0.0.1:{}: what it has is not sold", cluster.servers[2].port());
+    cluster.servers[2].kill();
+    let findings = RedisEngine::check(&settings).await.unwrap();
+    let is_said = |finding: &Finding| finding.text.starts_with(&missing);
+    assert!(findings.iter().any(is_said), "{findings:?}");
+    RedisEngine::connect(&settings).await.unwrap();
+
     // One member alone is not the cluster.
     let alone = RedisSettings::new(cluster.servers[0].url());
     let error = RedisEngine::connect(&alone).await.unwrap_err();

@@ -189,7 +189,9 @@ async fn a_late_answer_is_unknown_and_never_becomes_the_answer_of_another_call()
             match reply {
                 Ok(reply) => assert_eq!(reply, word(number)),
                 Err(EngineError::Unknown(_) | EngineError::NotRun(_) | EngineError::Full(_)) => {}
-                Err(EngineError::Script(text)) => panic!("{text}"),
+                Err(error @ (EngineError::PartAway(_) | EngineError::Script(_))) => {
+                    panic!("{error}")
+                }
             }
         }
     };

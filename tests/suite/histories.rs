@@ -239,6 +239,11 @@ fn a_rebuild_forgets_what_no_client_was_told_and_nothing_else() {
     accepted(across(vec![wins("ann/1", 90, 210)]).is_linearizable());
     let odd = vec![wins("ann/1", 0, 10), reserve("ann/2", 1, 90, 110, Answer::SoldOut)];
     accepted(across(odd).is_linearizable());
+    // Sold on before it, to somebody who had asked before the unit came back.
+    let given_back = release("ann/1", 30, 50, Answer::Released);
+    let late = reserve("cid/1", 1, 210, 220, Answer::SoldOut);
+    let sold_on = vec![wins("ann/1", 0, 10), wins("bob/1", 20, 60), given_back, late];
+    accepted(across(sold_on).is_linearizable());
 }
 
 #[test]

@@ -1,98 +1,61 @@
 //! Redis over TLS, which wants a client certificate.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use seckill::{
-    config::SecretUrl,
+    config::{SecretUrl, Settings},
     engine::{
         Engine,
         redis::{OpenError, RedisEngine, RedisSettings},
     },
 };
-use tempfile::TempDir;
 
 use crate::support::{
-    certs::{Authority, Issued, Wanted},
+    certs::{Authority, Wanted},
+    cluster::Cluster,
     databases::{self, Fresh},
     eventually, identity,
     redis_server::RedisServer,
+    secured::Secured,
+    sentinels::Guarded,
     storm::{self, Storm},
     world::Ground,
 };
 
 /// A server with TLS on a port of its own; the other is for the test alone.
-struct Secured {
+struct Server {
     redis: RedisServer,
     port: u16,
-    authority: Authority,
-    folder: TempDir,
+    secured: Secured,
 }
 
-impl Secured {
+impl Server {
     async fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::new("the shop");
-        std::fs::write(folder.path().join("ca.pem"), &authority.pem).unwrap();
-        let served = folder.path().join("served");
-        std::fs::create_dir(&served).unwrap();
-        let (cert, key) = authority.for_server().write(&served);
+        let secured = Secured::new();
         let port = RedisServer::free_port();
-        let path = |path: PathBuf| path.to_string_lossy().into_owned();
-        let ca = path(folder.path().join("ca.pem"));
-        let redis = RedisServer::start_with(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &path(cert),
-            "--tls-key-file",
-            &path(key),
-            "--tls-ca-cert-file",
-            &ca,
-            "--tls-auth-clients",
-            "yes",
-            "--appendonly",
-            "yes",
-        ])
-        .await;
+        let options = secured.options(port);
+        let mut options: Vec<&str> = options.iter().map(String::as_str).collect();
+        options.extend(["--appendonly", "yes"]);
+        let redis = RedisServer::start_with(&options).await;
         let set =
             ["ACL", "SETUSER", "sales", "on", ">pw", "~sk:*", "&sk:events", "+@all", "-@admin"];
         redis.command::<()>(&set).await;
         redis.command::<()>(&["ACL", "SETUSER", "sales", "+config|get"]).await;
-        let secured = Self { redis, port, authority, folder };
-        secured.show(&secured.client("sales"));
-        secured
-    }
-
-    fn client(&self, name: &'static str) -> Issued {
-        self.authority.issue(&Wanted { common_name: name, ..Wanted::default() })
-    }
-
-    /// Puts another certificate into the files.
-    fn show(&self, issued: &Issued) {
-        issued.write(self.folder.path());
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.folder.path().join(name).to_string_lossy().into_owned()
+        Self { redis, port, secured }
     }
 
     fn settings(&self) -> RedisSettings {
-        RedisSettings {
-            ca_file: self.file("ca.pem"),
-            cert_file: self.file("cert.pem"),
-            key_file: self.file("key.pem"),
-            ..RedisSettings::new(format!("rediss://sales:pw@localhost:{}", self.port))
-        }
+        let mut settings = RedisSettings::new(format!("rediss://sales:pw@localhost:{}", self.port));
+        self.secured.set(&mut settings);
+        settings
     }
 }
 
 async fn a_sale(fresh: &Fresh) {
-    let secured = Secured::start().await;
-    let redis = secured.settings();
+    let secured = Server::start().await;
     let mut settings = Ground::embedded(fresh).settings();
-    settings.engine.url = SecretUrl::new(&redis.url);
-    (settings.engine.ca_file, settings.engine.cert_file) = (redis.ca_file, redis.cert_file);
-    settings.engine.key_file = redis.key_file;
+    settings.engine.url = SecretUrl::new(secured.settings().url);
+    secured.secured.set_all(&mut settings);
     let server = storm::serve(settings).await;
     let key = storm::sell(&server, "secured", 100).await;
     let storm = Storm::new(&key, 100, 300);
@@ -111,9 +74,73 @@ async fn a_sale_over_tls_survives_the_loss_of_its_connections() {
     databases::run(Fresh::postgres().await, a_sale).await;
 }
 
+/// A sale over TLS, in the middle of which another master takes over.
+async fn a_sale_and_a_failover(
+    fresh: &Fresh,
+    set: impl FnOnce(&mut Settings),
+    fail_over: impl Future<Output = ()>,
+) {
+    let mut settings = Ground::embedded(fresh).settings();
+    set(&mut settings);
+    let server = storm::serve(settings).await;
+    let key = storm::sell(&server, "secured", 100).await;
+    let storm = Storm::new(&key, 100, 300);
+    storm.let_in(50);
+    let meddle = async {
+        storm.answered(50).await;
+        fail_over.await;
+        eventually("the server has found the new master", async || {
+            let offer = server.parts.catalog.offer(&key).await.ok()?;
+            let levels = offer.segment.scripts.levels().await.ok()?.ok()?;
+            (levels.stamp.epoch > 1).then_some(())
+        })
+        .await;
+        storm.let_in(300);
+    };
+    storm.rage(&server, meddle).await;
+    assert!(server.parts.recovery.rebuilds() >= 1);
+    storm.settle(&server).await;
+    server.stop().await;
+}
+
+async fn over_a_cluster(fresh: &Fresh) {
+    let cluster = Cluster::start_secured().await;
+    let set = |settings: &mut Settings| cluster.set(settings);
+    let activity = seckill::domain::OfferKey {
+        activity_id: seckill::domain::ActivityId::new("secured").unwrap(),
+        sku_id: seckill::domain::SkuId::new(crate::support::world::SKU).unwrap(),
+    };
+    let stock = seckill::engine::keys::segment(&activity, 0)[0].clone();
+    let fail_over = async {
+        let owner = cluster.owner_of(&stock).await;
+        cluster.fail_over(owner).await;
+    };
+    a_sale_and_a_failover(fresh, set, fail_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_over_tls_goes_on_when_a_master_of_a_cluster_changes() {
+    databases::run(Fresh::postgres().await, over_a_cluster).await;
+}
+
+async fn over_sentinels(fresh: &Fresh) {
+    let guarded = Guarded::start_secured().await;
+    let set = |settings: &mut Settings| guarded.set(settings);
+    let fail_over = async {
+        guarded.fail_over().await;
+        guarded.leads(1).await;
+    };
+    a_sale_and_a_failover(fresh, set, fail_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_over_tls_goes_on_when_sentinels_name_another_master() {
+    databases::run(Fresh::mysql().await, over_sentinels).await;
+}
+
 #[tokio::test]
 async fn a_server_of_another_authority_is_refused_and_so_is_a_client_without_a_certificate() {
-    let secured = Secured::start().await;
+    let secured = Server::start().await;
     let refused = async |change: &dyn Fn(&mut RedisSettings)| {
         let mut settings = secured.settings();
         change(&mut settings);
@@ -121,7 +148,7 @@ async fn a_server_of_another_authority_is_refused_and_so_is_a_client_without_a_c
         assert!(!error.to_string().contains("pw@"), "{error}");
         error
     };
-    let other = secured.file("other.pem");
+    let other = secured.secured.file("other.pem");
     std::fs::write(&other, Authority::new("somebody").pem).unwrap();
     let error = refused(&|s| s.ca_file.clone_from(&other)).await;
     assert!(error.to_string().contains("UnknownIssuer"), "{error}");
@@ -152,17 +179,17 @@ async fn a_server_of_another_authority_is_refused_and_so_is_a_client_without_a_c
 
 #[tokio::test]
 async fn a_new_certificate_is_shown_by_new_connections() {
-    let secured = Secured::start().await;
+    let secured = Server::start().await;
     let engine = RedisEngine::connect(&secured.settings()).await.unwrap();
     let before = identity(&engine).await.unwrap();
     // Files that are no use are noticed by whoever connects, and by nobody else.
-    let good = secured.client("sales");
+    let good = secured.secured.client("sales");
     let foreign = Authority::new("somebody").issue(&Wanted::default());
-    secured.show(&foreign);
+    secured.secured.show(&foreign);
     engine.probe().await.unwrap();
     secured.redis.drop_clients().await;
     eventually("the connections are gone", async || engine.probe().await.err()).await;
-    secured.show(&good);
+    secured.secured.show(&good);
     eventually("the engine is well", async || engine.probe().await.ok()).await;
     assert_eq!(identity(&engine).await.unwrap(), before);
 }

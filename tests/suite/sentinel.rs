@@ -1,7 +1,10 @@
 //! A master that Sentinels watch as the engine: failovers in the middle of a sale, and the books
 //! balance.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::{StreamExt as _, future};
 use seckill::engine::{
@@ -17,6 +20,7 @@ use crate::support::{
     sentinels::Guarded,
     status,
     storm::{self, Storm},
+    within,
     world::Ground,
 };
 
@@ -126,6 +130,63 @@ async fn a_master_that_was_demoted_is_left_at_once_and_nothing_is_written_there(
     assert_eq!(ear.next().await, Some(Heard::Gap));
     let reply = segment.reserve(&engine, "ann").await.unwrap();
     assert!(["frozen", "not_warmed"].contains(&status(&reply).as_str()), "{reply:?}");
+}
+
+/// How long until an engine that nobody probes has a new master, once the Sentinels have one.
+async fn noticed(guarded: &Guarded, engine: &RedisEngine, to: usize) -> Duration {
+    let before = identity(engine).await.unwrap();
+    let mut last = None;
+    guarded.fail_over().await;
+    within(Duration::from_secs(20), "the engine has the new master", async || {
+        // Only reads, so that the old one refuses nothing and nobody is made to look around.
+        let found = identity(engine).await;
+        let leads = guarded.is_named(to).await;
+        let since = leads.then(|| *last.get_or_insert_with(Instant::now))?;
+        found.is_ok_and(|found| found != before).then(|| since.elapsed())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_is_noticed_when_the_sentinels_tell_of_it_and_not_by_a_call_that_fails() {
+    let mut guarded = Guarded::start().await;
+    let engine = RedisEngine::connect(&guarded.redis_settings()).await.unwrap();
+    for sentinel in &guarded.sentinels {
+        eventually("somebody listens", async || {
+            guarded.is_listened_to(sentinel).await.then_some(())
+        })
+        .await;
+    }
+    let took = noticed(&guarded, &engine, 1).await;
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    // The Sentinels tell it to the engine, which tells whoever probes.
+    eventually("a probe is wanted", async || {
+        tokio::time::timeout(Duration::ZERO, engine.stirred()).await.ok()
+    })
+    .await;
+
+    // A listener that lost its Sentinel comes back to it.
+    guarded.sentinels[2].kill();
+    guarded.sentinels[2].start_again().await;
+    eventually("it listens again", async || {
+        guarded.is_listened_to(&guarded.sentinels[2]).await.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_that_nobody_told_of_is_noticed_by_asking() {
+    let guarded = Guarded::start().await;
+    for sentinel in &guarded.sentinels {
+        sentinel.command::<()>(&["ACL", "SETUSER", "scout", "-subscribe"]).await;
+    }
+    let engine = RedisEngine::connect(&guarded.redis_settings()).await.unwrap();
+    let before = identity(&engine).await.unwrap();
+    guarded.fail_over().await;
+    guarded.leads(1).await;
+    assert_eq!(identity(&engine).await.unwrap(), before, "nobody has told it");
+    eventually("the engine is well", async || engine.probe().await.ok()).await;
+    assert_ne!(identity(&engine).await.unwrap(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

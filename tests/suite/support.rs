@@ -20,6 +20,7 @@ pub(crate) mod raw;
 #[allow(dead_code, reason = "the fault suite needs more of it")]
 pub(crate) mod redis_server;
 pub(crate) mod scrape;
+pub(crate) mod secured;
 pub(crate) mod sentinels;
 pub(crate) mod small_disk;
 pub(crate) mod stage;

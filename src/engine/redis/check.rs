@@ -64,7 +64,7 @@ impl Look {
         });
         for master in alone {
             findings.push(Finding::warning(format!(
-                "{master} has no replica: while it is away nothing is sold"
+                "{master} has no replica: while it is away, what it has is not sold"
             )));
         }
         findings.extend(self.servers(masters, replicas).await?);
@@ -131,9 +131,22 @@ impl Look {
             Some((_, hosts)) => hosts.push(host.clone()),
             None => found.push((finding, vec![host.clone()])),
         };
+        let (mut failure, mut there) = (None, 0);
         for host in &masters {
-            let findings = self.dialer(host).check(&self.target.kind, Role::Master).await?;
-            findings.into_iter().for_each(|finding| note(finding, host));
+            match self.dialer(host).check(&self.target.kind, Role::Master).await {
+                Ok(findings) => {
+                    there += 1;
+                    findings.into_iter().for_each(|finding| note(finding, host));
+                }
+                Err(error) => {
+                    note(Finding::warning(format!("what it has is not sold: {error}")), host);
+                    failure = Some(error);
+                }
+            }
+        }
+        // Some of a cluster sell what they have.
+        if let (Some(error), 0) = (failure, there) {
+            return Err(error);
         }
         for host in &replicas {
             match self.dialer(host).check(&self.target.kind, Role::Replica).await {

@@ -130,7 +130,7 @@ impl Dialer {
             Role::Replica => {}
         }
         match kind {
-            Kind::Cluster => {}
+            Kind::Cluster => findings.extend(coverage_finding(&mut connection).await),
             Kind::Server | Kind::Sentinel(_) if info.is_in_cluster() => {
                 findings.push(Finding::error(
                     "the server is a member of a cluster: name some of its members in a URL with \
@@ -181,6 +181,20 @@ impl ManageConnection for Dialer {
     fn has_broken(&self, link: &mut Self::Connection) -> bool {
         link.is_broken()
     }
+}
+
+/// Whether the others stop with a master that is away; nothing where nobody may ask.
+async fn coverage_finding(connection: &mut MultiplexedConnection) -> Option<Finding> {
+    const NAME: &str = "cluster-require-full-coverage";
+    let setting = ::redis::cmd("CONFIG").arg("GET").arg(NAME).take();
+    let setting: HashMap<String, String> = setting.query_async(connection).await.ok()?;
+    let is_full = setting.get(NAME).is_some_and(|value| value == "yes");
+    is_full.then(|| {
+        Finding::warning(format!(
+            "{NAME} is yes: while one master is away no offer is sold on the others either; set it \
+             to no"
+        ))
+    })
 }
 
 /// Hands the pool's failed dials to whoever waits for one; a pool alone would keep them waiting.

@@ -17,13 +17,14 @@ use ::redis::{
 use futures_util::{StreamExt, stream};
 use tokio::sync::{mpsc, watch};
 
-use super::{node::Node, router::Router};
+use super::{dialer::Dialer, node::Node, router::Router};
 use crate::engine::events::{CHANNEL, Heard, Hearing};
 
 /// How many messages may wait for a slow listener; more are a gap.
 const WAITING: usize = 1_024;
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long to wait before a lost connection is made again, at first and at most.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn hear(router: Arc<Router>) -> Hearing {
     let turn = fastrand::usize(..1_024);
@@ -37,23 +38,63 @@ struct Ear {
     changes: watch::Receiver<()>,
     /// Which of the masters to listen at next.
     turn: usize,
-    line: Option<Line>,
+    /// Where it listens now.
+    line: Option<(Arc<Node>, Line)>,
     pause: Duration,
 }
 
 /// A connection that subscribed.
-struct Line {
-    node: Arc<Node>,
+pub(super) struct Line {
     pushes: mpsc::Receiver<PushInfo>,
     /// Whether something did not find room.
     missed: Arc<AtomicBool>,
     _connection: MultiplexedConnection,
 }
 
+impl Line {
+    /// Listens on this channel.
+    ///
+    /// # Errors
+    /// What went wrong, without a password.
+    pub(super) async fn open(dialer: &Dialer, channel: &str) -> Result<Self, String> {
+        let (sender, pushes) = mpsc::channel(WAITING);
+        let missed = Arc::new(AtomicBool::new(false));
+        let full = missed.clone();
+        let mut connection = dialer
+            .open(move |push: PushInfo| match sender.try_send(push) {
+                Ok(()) => Ok(()),
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    full.store(true, Ordering::Relaxed);
+                    Ok(())
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => Err(SendError),
+            })
+            .await?;
+        let subscribed = connection.subscribe(channel).await;
+        subscribed.map_err(|error| dialer.readable(&error))?;
+        Ok(Self { pushes, missed, _connection: connection })
+    }
+
+    /// The next message; `None` once the connection is gone.
+    pub(super) async fn message(&mut self) -> Option<Vec<u8>> {
+        loop {
+            match self.pushes.recv().await? {
+                PushInfo { kind: PushKind::Message, mut data } => {
+                    if let Some(Value::BulkString(message)) = data.pop() {
+                        return Some(message);
+                    }
+                }
+                PushInfo { kind: PushKind::Disconnection, .. } => return None,
+                _ => {}
+            }
+        }
+    }
+}
+
 impl Ear {
     async fn next(&mut self) -> Heard {
         loop {
-            let Some(line) = &mut self.line else {
+            let Some((node, line)) = &mut self.line else {
                 match self.subscribe().await {
                     Ok(line) => {
                         self.line = Some(line);
@@ -71,50 +112,32 @@ impl Ear {
             if line.missed.swap(false, Ordering::Relaxed) {
                 return Heard::Gap;
             }
-            let push = tokio::select! {
-                push = line.pushes.recv() => push,
-                // A server that is no master any more may be cut off from the others. The sender
-                // is the router's own.
+            let message = tokio::select! {
+                message = line.message() => message,
+                // A server that is no master any more, or is away, may be cut off from the others. The
+                // sender is the router's own.
                 Ok(()) = self.changes.changed() => {
-                    if !self.router.has(&line.node) {
+                    if !self.router.has(node) || node.is_away() {
                         self.line = None;
                     }
                     continue;
                 }
             };
-            match push {
-                Some(PushInfo { kind: PushKind::Message, mut data }) => {
-                    if let Some(Value::BulkString(message)) = data.pop() {
-                        return Heard::Message(message);
-                    }
-                }
-                Some(PushInfo { kind: PushKind::Disconnection, .. }) | None => self.line = None,
-                Some(_) => {}
+            match message {
+                Some(message) => return Heard::Message(message),
+                None => self.line = None,
             }
         }
     }
 
-    async fn subscribe(&mut self) -> Result<Line, String> {
-        let nodes = self.router.nodes();
+    async fn subscribe(&mut self) -> Result<(Arc<Node>, Line), String> {
+        let mut nodes = self.router.nodes();
+        nodes.sort_by_key(|node| node.is_away());
+        let there = nodes.iter().filter(|node| !node.is_away()).count().max(1);
         self.turn = self.turn.wrapping_add(1);
-        let node = nodes.get(self.turn % nodes.len().max(1)).cloned();
+        let node = nodes.get(self.turn % there).cloned();
         let node = node.ok_or_else(|| "no master is known".to_owned())?;
-        let (sender, pushes) = mpsc::channel(WAITING);
-        let missed = Arc::new(AtomicBool::new(false));
-        let full = missed.clone();
-        let mut connection = node
-            .dialer
-            .open(move |push: PushInfo| match sender.try_send(push) {
-                Ok(()) => Ok(()),
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    full.store(true, Ordering::Relaxed);
-                    Ok(())
-                }
-                Err(mpsc::error::TrySendError::Closed(_)) => Err(SendError),
-            })
-            .await?;
-        let subscribed = connection.subscribe(CHANNEL).await;
-        subscribed.map_err(|error| node.dialer.readable(&error))?;
-        Ok(Line { node, pushes, missed, _connection: connection })
+        let line = Line::open(&node.dialer, CHANNEL).await?;
+        Ok((node, line))
     }
 }

@@ -9,7 +9,10 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -57,6 +60,8 @@ pub(super) struct Node {
     places: Box<[Place]>,
     hasher: RandomState,
     hashes: Arc<Hashes>,
+    /// Whether nothing is sent here until a probe succeeds; in a cluster only, where the others go on.
+    away: AtomicBool,
 }
 
 impl Node {
@@ -81,6 +86,7 @@ impl Node {
             places: (0..settings.connections).map(|_| Place::default()).collect(),
             hasher: RandomState::new(),
             hashes: hashes.clone(),
+            away: AtomicBool::new(false),
         }
     }
 
@@ -161,7 +167,21 @@ impl Node {
         }
     }
 
-    fn not_run(&self, cause: impl fmt::Display) -> EngineError {
+    pub(super) fn is_away(&self) -> bool {
+        self.away.load(Ordering::Acquire)
+    }
+
+    /// Nothing is sent here until [`Node::regain`]; answers whether that is news.
+    pub(super) fn lose(&self) -> bool {
+        !self.away.swap(true, Ordering::AcqRel)
+    }
+
+    /// A probe succeeded; answers whether that is news.
+    pub(super) fn regain(&self) -> bool {
+        self.away.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn not_run(&self, cause: impl fmt::Display) -> EngineError {
         EngineError::NotRun(format!("{}: {cause}", self.host()))
     }
 

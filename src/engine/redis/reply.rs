@@ -34,6 +34,10 @@ impl Refused {
                 None => Self::Error(EngineError::NotRun(text)),
             },
             "TRYAGAIN" => Self::TryAgain(text),
+            // The server is well, and so are its other slots.
+            "CLUSTERDOWN" if text.contains("not served") => {
+                Self::Unfit(EngineError::PartAway(text))
+            }
             "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "LOADING" => {
                 Self::Unfit(EngineError::NotRun(text))
             }

@@ -13,7 +13,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::{
-    sync::{Mutex, watch},
+    sync::{Mutex, Notify, watch},
     time::{Instant, timeout},
 };
 
@@ -29,6 +29,8 @@ use crate::engine::EngineError;
 
 /// Callers that meet a server which is gone look around this often, all together.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long one member may take to tell who is master of what: others can be asked.
+const MEMBER_LIMIT: Duration = Duration::from_millis(400);
 /// Stands for a slot that nobody serves.
 const NOBODY: u16 = u16::MAX;
 
@@ -40,8 +42,10 @@ pub(super) struct Router {
     routes: ArcSwap<Routes>,
     /// Counts the answers to who is master of what, changed or not.
     looks: AtomicU64,
-    /// Sent when a master is another one.
+    /// Sent when a master is another one, is lost, or is back.
     changed: watch::Sender<()>,
+    /// Told when a probe is due at once.
+    pub(super) stir: Notify,
     /// Held by whoever looks around.
     scout: Mutex<Scout>,
 }
@@ -76,6 +80,7 @@ impl Router {
             routes: ArcSwap::from_pointee(Routes { nodes: Vec::new(), slots: None }),
             looks: AtomicU64::new(0),
             changed: watch::Sender::default(),
+            stir: Notify::new(),
             scout: Mutex::new(Scout { sentinels, turn: 0, looked: None }),
             target,
             settings,
@@ -92,6 +97,12 @@ impl Router {
         Arc::new(Node::new(dialer, &self.settings, &self.hashes))
     }
 
+    /// The ways to the Sentinels.
+    pub(super) fn dialers_to_sentinels(&self) -> impl Iterator<Item = Dialer> {
+        let to = |host: &Host| Dialer::to_sentinel(host.clone(), &self.target, &self.settings);
+        self.target.hosts.iter().map(to)
+    }
+
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.routes.load().nodes.clone()
     }
@@ -101,7 +112,7 @@ impl Router {
         self.routes.load().nodes.iter().any(|known| Arc::ptr_eq(known, node))
     }
 
-    /// Changes whenever a master is another one.
+    /// Changes whenever a master is another one, is lost, or is back.
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -116,7 +127,8 @@ impl Router {
             (None, _) => 0,
             (Some(slots), Some(key)) => slots[usize::from(slot_of(key))],
             (Some(_), None) => {
-                let connected = routes.nodes.iter().position(|node| node.is_connected());
+                let is_there = |node: &Arc<Node>| node.is_connected() && !node.is_away();
+                let connected = routes.nodes.iter().position(is_there);
                 u16::try_from(connected.unwrap_or(0)).unwrap_or(0)
             }
         };
@@ -124,9 +136,40 @@ impl Router {
             Some(node) => Ok(node.clone()),
             // The others sell on, so it is not the engine that is away.
             None if at == NOBODY => {
-                Err(EngineError::Full("no server of the cluster serves this slot".to_owned()))
+                Err(EngineError::PartAway("no server of the cluster serves this slot".to_owned()))
             }
             None => Err(EngineError::NotRun(format!("{}: no master is known", self.target))),
+        }
+    }
+
+    /// What an error of this master says about the engine: in a cluster whose others are there it is
+    /// a part that is away, which nobody calls any more until it has passed a probe.
+    pub(super) fn judge(&self, node: &Arc<Node>, error: EngineError) -> EngineError {
+        let (EngineError::NotRun(why) | EngineError::Unknown(why)) = &error else { return error };
+        if !self.has_others(node) {
+            return error;
+        }
+        if node.lose() {
+            tracing::error!(
+                master = %node.host(), why, "a master is away: what it has is not sold, all else is"
+            );
+            self.stir.notify_one();
+            self.changed.send_replace(());
+        }
+        EngineError::PartAway(why.clone())
+    }
+
+    fn has_others(&self, node: &Arc<Node>) -> bool {
+        let routes = self.routes.load();
+        let is_other = |other: &Arc<Node>| !Arc::ptr_eq(other, node) && !other.is_away();
+        self.target.kind == Kind::Cluster && routes.nodes.iter().any(is_other)
+    }
+
+    /// This master has passed a probe.
+    pub(super) fn is_well(&self, node: &Arc<Node>) {
+        if node.regain() {
+            tracing::info!(master = %node.host(), "a master is back");
+            self.changed.send_replace(());
         }
     }
 
@@ -209,12 +252,21 @@ impl Router {
             let turn = turn % nodes.len();
             nodes.rotate_left(turn);
         }
-        nodes.sort_by_key(|node| !node.is_connected());
-        let mut failure = "no member is known".to_owned();
+        nodes.sort_by_key(|node| (node.is_away(), !node.is_connected()));
+        let (mut failure, mut silent) = ("no member is known".to_owned(), Vec::new());
         for node in first.into_iter().chain(&nodes) {
-            match view_of(node).await {
-                Ok(view) => return Ok(view),
-                Err(why) => failure = why,
+            match timeout(MEMBER_LIMIT, view_of(node)).await {
+                Ok(Ok(view)) => {
+                    for node in silent {
+                        self.judge(node, node.not_run("it does not answer"));
+                    }
+                    return Ok(view);
+                }
+                Ok(Err(why)) => failure = why,
+                Err(_) => {
+                    failure = format!("{}: no answer in time", node.host());
+                    silent.push(node);
+                }
             }
         }
         for host in &self.target.hosts {

@@ -17,6 +17,12 @@ pub(crate) struct Authority {
     pub(crate) pem: String,
 }
 
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
 /// What is signed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wanted {

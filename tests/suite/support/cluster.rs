@@ -8,7 +8,7 @@ use seckill::{
     engine::redis::{RedisEngine, RedisSettings},
 };
 
-use super::{redis_server::RedisServer, within};
+use super::{redis_server::RedisServer, secured::Secured, within};
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
@@ -19,27 +19,44 @@ const NODE_TIMEOUT_MS: &str = "1000";
 pub(crate) struct Cluster {
     /// First those that begin as masters, then the replica of each.
     pub(crate) servers: Vec<RedisServer>,
+    secured: Option<Secured>,
 }
 
 impl Cluster {
     /// A cluster that is well, with every replica in step.
     pub(crate) async fn start() -> Self {
-        let servers = join_all((0..2 * MASTERS).map(|_| Self::start_member())).await;
-        let cluster = Self { servers };
+        Self::start_as(None).await
+    }
+
+    /// The same, which speaks TLS and nothing else but with the test.
+    pub(crate) async fn start_secured() -> Self {
+        Self::start_as(Some(Secured::new())).await
+    }
+
+    async fn start_as(secured: Option<Secured>) -> Self {
+        let members = (0..2 * MASTERS).map(|_| Self::start_member(secured.as_ref()));
+        let cluster = Self { servers: join_all(members).await, secured };
         cluster.form().await;
         cluster
     }
 
-    async fn start_member() -> RedisServer {
+    async fn start_member(secured: Option<&Secured>) -> RedisServer {
+        let tls = secured.map(|secured| {
+            let mut options = secured.options(RedisServer::free_port());
+            options.extend(["--tls-cluster", "yes"].map(String::from));
+            options
+        });
         // The usual bus port, 10,000 above, may be one of those that outgoing connections take.
         let bus = RedisServer::free_port().to_string();
-        RedisServer::start_with(&[
+        let mut options = vec![
             "--cluster-enabled",
             "yes",
             "--cluster-port",
             &bus,
             "--cluster-node-timeout",
             NODE_TIMEOUT_MS,
+            "--cluster-require-full-coverage",
+            "no",
             // However old its data is, a replica is better than nothing.
             "--cluster-replica-validity-factor",
             "0",
@@ -47,8 +64,9 @@ impl Cluster {
             "yes",
             "--appendfsync",
             "no",
-        ])
-        .await
+        ];
+        options.extend(tls.iter().flatten().map(String::as_str));
+        RedisServer::start_with(&options).await
     }
 
     async fn form(&self) {
@@ -63,7 +81,7 @@ impl Cluster {
             master.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
         }
         for server in &self.servers[1..] {
-            let (port, bus) = (server.port().to_string(), bus_port(server).await);
+            let (port, bus) = (server.known_port().to_string(), bus_port(server).await);
             let meet = ["CLUSTER", "MEET", "127.0.0.1", &port, &bus];
             self.servers[0].command::<()>(&meet).await;
         }
@@ -90,7 +108,7 @@ impl Cluster {
                 let info: String = server.command(&["CLUSTER", "INFO"]).await;
                 let is_replica = at >= MASTERS;
                 let in_step =
-                    !is_replica || server.follows(self.servers[at - MASTERS].port()).await;
+                    !is_replica || server.follows(self.servers[at - MASTERS].known_port()).await;
                 // A replica is shown once it has got anything.
                 let slots: Vec<Vec<redis::Value>> = server.command(&["CLUSTER", "SLOTS"]).await;
                 let shown = slots.iter().all(|range| range.len() == 4);
@@ -112,13 +130,17 @@ impl Cluster {
     pub(crate) fn url_of(&self, login: &str) -> String {
         let hosts: Vec<String> = self.servers[..MASTERS]
             .iter()
-            .map(|server| format!("127.0.0.1:{}", server.port()))
+            .map(|server| format!("127.0.0.1:{}", server.known_port()))
             .collect();
-        format!("redis-cluster://{login}{}", hosts.join(","))
+        let scheme = if self.secured.is_some() { "rediss" } else { "redis" };
+        format!("{scheme}-cluster://{login}{}", hosts.join(","))
     }
 
     pub(crate) fn set(&self, settings: &mut Settings) {
         settings.engine.url = SecretUrl::new(self.url());
+        if let Some(secured) = &self.secured {
+            secured.set_all(settings);
+        }
     }
 
     pub(crate) async fn engine(&self) -> RedisEngine {
@@ -144,9 +166,20 @@ impl Cluster {
         .await
     }
 
+    /// The replica of this member, in the beginning.
+    pub(crate) fn replica_of(&self, master: usize) -> &RedisServer {
+        &self.servers[master + MASTERS]
+    }
+
+    /// Has the replica of this member take over, although the member is well.
+    pub(crate) async fn fail_over(&self, master: usize) {
+        self.replica_of(master).command::<()>(&["CLUSTER", "FAILOVER"]).await;
+        self.replaced(master).await;
+    }
+
     /// Waits until a replica sells in place of this member, which is gone.
     pub(crate) async fn replaced(&self, gone: usize) {
-        let replica = &self.servers[gone + MASTERS];
+        let replica = self.replica_of(gone);
         within(Duration::from_secs(15), "the replica is promoted", async || {
             replica.is_master().await.then_some(())
         })

@@ -54,12 +54,13 @@ impl RedisServer {
         server
     }
 
-    /// A Sentinel with these settings, which a test speaks to as `login`, as in `:password@`.
-    pub(crate) async fn start_sentinel(settings: &str, login: &str) -> Self {
+    /// A Sentinel with these settings, which a test speaks to as `login`, as in `:password@`; options
+    /// of the command line win over them.
+    pub(crate) async fn start_sentinel(settings: &str, login: &str, options: &[String]) -> Self {
         let mut server = Self {
             port: Self::free_port(),
             directory: tempfile::tempdir().unwrap(),
-            options: Vec::new(),
+            options: options.to_vec(),
             sentinel: Some(settings.to_owned()),
             login: login.to_owned(),
             child: None,
@@ -87,7 +88,9 @@ impl RedisServer {
                 .args(["--logfile", "redis.log", "--dir"])
                 .arg(self.directory.path())
                 .args(&self.options),
-            Some(settings) => command.arg(self.sentinel_file(settings)).arg("--sentinel"),
+            Some(settings) => {
+                command.arg(self.sentinel_file(settings)).arg("--sentinel").args(&self.options)
+            }
         };
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.spawn().unwrap_or_else(|error| {
@@ -155,6 +158,13 @@ impl RedisServer {
         self.port
     }
 
+    /// The port at which other servers, and clients with TLS, know it.
+    pub(crate) fn known_port(&self) -> u16 {
+        let mut options = self.options.iter();
+        let tls = options.find(|option| *option == "--tls-port").and_then(|_| options.next());
+        tls.map_or(self.port, |port| port.parse().unwrap())
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://{}127.0.0.1:{}", self.login, self.port)
     }
@@ -175,7 +185,7 @@ impl RedisServer {
 
     /// Makes it a replica of the other, or follow it again, and waits until it is in step.
     pub(crate) async fn follow(&self, primary: &RedisServer) {
-        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]).await;
+        self.command::<()>(&["REPLICAOF", "127.0.0.1", &primary.known_port().to_string()]).await;
         eventually("the replica is in step", async || {
             let here: String = self.command(&["INFO", "replication"]).await;
             let there: String = primary.command(&["INFO", "replication"]).await;

@@ -8,7 +8,7 @@ use seckill::{
     engine::redis::RedisSettings,
 };
 
-use super::{redis_server::RedisServer, within};
+use super::{redis_server::RedisServer, secured::Secured, within};
 
 /// Of the user `sales` at the servers.
 const PASSWORD: &str = "brass-horse";
@@ -20,16 +20,34 @@ pub(crate) struct Guarded {
     /// The first is the master, in the beginning.
     pub(crate) servers: Vec<RedisServer>,
     pub(crate) sentinels: Vec<RedisServer>,
+    secured: Option<Secured>,
 }
 
 impl Guarded {
     pub(crate) async fn start() -> Self {
+        Self::start_as(None).await
+    }
+
+    /// The same, all of whom speak TLS and nothing else but with the test.
+    pub(crate) async fn start_secured() -> Self {
+        Self::start_as(Some(Secured::new())).await
+    }
+
+    async fn start_as(secured: Option<Secured>) -> Self {
+        let tls = || match &secured {
+            Some(secured) => secured.options(RedisServer::free_port()),
+            None => Vec::new(),
+        };
         let password = format!(">{PASSWORD}");
         let mut options = vec!["--appendonly", "yes", "--appendfsync", "no"];
         options.extend(["--user", "sales", "on", &password]);
         options.extend(["~sk:*", "&sk:events", "+@all", "-@admin", "+config|get"]);
-        let (master, replica) =
-            tokio::join!(RedisServer::start_with(&options), RedisServer::start_with(&options));
+        let start = async |tls: Vec<String>| {
+            let mut options = options.clone();
+            options.extend(tls.iter().map(String::as_str));
+            RedisServer::start_with(&options).await
+        };
+        let (master, replica) = tokio::join!(start(tls()), start(tls()));
         replica.follow(&master).await;
         let settings = format!(
             "sentinel monitor shop 127.0.0.1 {} 2\n\
@@ -39,13 +57,15 @@ impl Guarded {
              sentinel sentinel-pass peer\n\
              user default on nopass -@all +@connection +ping\n\
              user peer on >peer ~* &* +@all\n\
-             user scout on >{SENTINEL_PASSWORD} &* -@all +auth +hello +client +ping \
+             user scout on >{SENTINEL_PASSWORD} &* -@all +auth +hello +client +ping +subscribe \
              +sentinel|get-master-addr-by-name +sentinel|master +sentinel|replicas\n",
-            master.port()
+            master.known_port()
         );
-        let sentinels =
-            join_all((0..3).map(|_| RedisServer::start_sentinel(&settings, "peer:peer@"))).await;
-        let guarded = Self { servers: vec![master, replica], sentinels };
+        let start = async |tls: Vec<String>| {
+            RedisServer::start_sentinel(&settings, "peer:peer@", &tls).await
+        };
+        let sentinels = join_all((0..3).map(|_| start(tls()))).await;
+        let guarded = Self { servers: vec![master, replica], sentinels, secured };
         within(Duration::from_secs(20), "the Sentinels know all", async || {
             for sentinel in &guarded.sentinels {
                 let shown: redis::Value = sentinel.command(&["SENTINEL", "MASTER", "shop"]).await;
@@ -67,22 +87,30 @@ impl Guarded {
         let hosts: Vec<String> = self
             .sentinels
             .iter()
-            .map(|sentinel| format!("127.0.0.1:{}", sentinel.port()))
+            .map(|sentinel| format!("127.0.0.1:{}", sentinel.known_port()))
             .collect();
-        RedisSettings {
+        let scheme = if self.secured.is_some() { "rediss" } else { "redis" };
+        let mut settings = RedisSettings {
             sentinel_user: "scout".to_owned(),
             sentinel_password: SENTINEL_PASSWORD.to_owned(),
             ..RedisSettings::new(format!(
-                "redis-sentinel://sales:{PASSWORD}@{}/shop",
+                "{scheme}-sentinel://sales:{PASSWORD}@{}/shop",
                 hosts.join(",")
             ))
+        };
+        if let Some(secured) = &self.secured {
+            secured.set(&mut settings);
         }
+        settings
     }
 
     pub(crate) fn set(&self, settings: &mut Settings) {
         let redis = self.redis_settings();
         settings.engine.url = SecretUrl::new(redis.url);
         settings.engine.sentinel_user = redis.sentinel_user;
+        if let Some(secured) = &self.secured {
+            secured.set_all(settings);
+        }
         settings.engine.sentinel_password = SecretText::new(redis.sentinel_password);
     }
 
@@ -96,9 +124,28 @@ impl Guarded {
         .await;
     }
 
+    /// Whether a server of ours listens to what this Sentinel tells.
+    pub(crate) async fn is_listened_to(&self, sentinel: &RedisServer) -> bool {
+        let clients: String = sentinel.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
+        clients.lines().any(|line| line.contains("user=scout"))
+    }
+
+    /// Whether any Sentinel names this server by now.
+    pub(crate) async fn is_named(&self, at: usize) -> bool {
+        let port = self.servers[at].known_port().to_string();
+        for sentinel in &self.sentinels {
+            let ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shop"];
+            let named: Vec<String> = sentinel.command(&ask).await;
+            if named[1] == port {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Waits until this server is the master as all Sentinels see it.
     pub(crate) async fn leads(&self, at: usize) {
-        let port = self.servers[at].port().to_string();
+        let port = self.servers[at].known_port().to_string();
         let ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shop"];
         within(Duration::from_secs(20), "the Sentinels name the new master", async || {
             for sentinel in &self.sentinels {

@@ -172,10 +172,15 @@ impl Storm {
         }
     }
 
+    /// How many buyers have their answer.
+    pub(crate) fn answered_now(&self) -> usize {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     /// Waits until so many buyers have their answer.
     pub(crate) async fn answered(&self, buyers: usize) {
         let deadline = Instant::now() + Duration::from_secs(30);
-        while self.answered.load(Ordering::Relaxed) < buyers {
+        while self.answered_now() < buyers {
             assert!(Instant::now() < deadline, "the sale does not go on");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

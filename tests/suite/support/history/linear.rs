@@ -36,18 +36,33 @@ pub(super) fn check(history: &History) -> Result<(), String> {
 /// rebuild and the answer is another one in the end.
 fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), String> {
     let mut state = State::of(history);
-    let mut ops = Vec::new();
+    let (mut ops, mut settled) = (Vec::new(), Vec::new());
     for call in &history.calls {
         let reaches_in = call.invoked < from;
         match &call.returned {
             _ if call.invoked >= to => {}
-            Some((at, _)) if *at <= from => state.settle(call)?,
+            Some((at, _)) if *at <= from => settled.push(call),
             Some((_, answer)) if reaches_in && !answer.changes() => {}
             returned => {
                 let returned = returned.as_ref().map(|(at, _)| *at).filter(|at| *at <= to);
                 ops.push(Op { call, invoked: call.invoked.max(from), returned });
             }
         }
+    }
+    // They stand in the order in which they were made: a win may be of a unit whose release comes
+    // later among them.
+    while !settled.is_empty() {
+        let (mut short, mut why) = (Vec::new(), Ok(()));
+        for call in &settled {
+            if let Err(wrong) = state.settle(call) {
+                short.push(*call);
+                why = Err(wrong);
+            }
+        }
+        if short.len() == settled.len() {
+            return why;
+        }
+        settled = short;
     }
     Search::new(ops, state).run()
 }
