@@ -177,6 +177,37 @@ impl Settings {
         grpc.into_iter().chain(http)
     }
 
+    /// Whether the dashboard is served, with its calls; if not, why.
+    ///
+    /// The HTTP port has no TLS. So at an address that others can reach it takes calls only if the
+    /// gRPC port takes them without TLS of its own: it opens no door that is shut there.
+    ///
+    /// # Errors
+    /// A sentence that says what to change.
+    pub fn check_dashboard(&self) -> Result<(), &'static str> {
+        let reachable = |addr: SocketAddr| !addr.ip().is_loopback();
+        if !self.http.dashboard {
+            return Err("it is turned off by http.dashboard");
+        }
+        if !self.http.addr.0.is_some_and(reachable) {
+            return Ok(());
+        }
+        let asks = self.asks_callers();
+        let is_open = reachable(self.grpc.addr) && (!asks || self.tls.cert_file.is_empty());
+        match (asks, self.tls.terminated_in_front) {
+            (true, true) => Ok(()),
+            (_, _) if is_open => Ok(()),
+            (true, false) => {
+                Err("others can reach http.addr, and tokens would travel without TLS; put a proxy \
+                 with TLS in front and set tls.terminated_in_front = true, or listen on 127.0.0.1")
+            }
+            (false, _) => {
+                Err("others can reach http.addr, and callers are not asked who they are; set \
+                 auth.tokens, or listen on 127.0.0.1")
+            }
+        }
+    }
+
     fn breaches(&self) -> Vec<Breach> {
         let mut breaches = Vec::new();
         self.check_ranges(&mut breaches);
@@ -529,6 +560,41 @@ mod tests {
         settings.auth.tokens = Tokens::default();
         let danger = settings.exposed().next().map(|found| found.danger);
         assert_eq!(danger, Some(Danger::NobodyIsAsked), "it opens one port only");
+    }
+
+    #[test]
+    fn the_dashboard_opens_no_door_that_is_shut_at_the_grpc_port() {
+        let served = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            settings.http.addr = OptionalAddr(Some("0.0.0.0:1".parse().expect("an address")));
+            settings.http.open = true;
+            change(&mut settings);
+            settings.check_dashboard()
+        };
+        let tokens = || Tokens::new(&format!("a:ops:{DIGEST}"));
+        let anywhere = || "0.0.0.0:1".parse().expect("an address");
+        assert_eq!(Settings::default().check_dashboard(), Ok(()));
+        assert!(served(|_| ()).unwrap_err().contains("callers are not asked"));
+        assert!(served(|s| s.auth.tokens = tokens()).unwrap_err().contains("without TLS"));
+        let over_tls = |s: &mut Settings| {
+            s.grpc.addr = anywhere();
+            s.auth.tokens = tokens();
+            s.tls.cert_file = "cert.pem".into();
+        };
+        assert!(served(over_tls).unwrap_err().contains("without TLS"));
+        let in_front = |s: &mut Settings| {
+            s.auth.tokens = tokens();
+            s.tls.terminated_in_front = true;
+        };
+        assert_eq!(served(in_front), Ok(()));
+        // These need --insecure for the gRPC port.
+        assert_eq!(served(|s| s.grpc.addr = anywhere()), Ok(()));
+        let in_the_clear = |s: &mut Settings| {
+            s.grpc.addr = anywhere();
+            s.auth.tokens = tokens();
+        };
+        assert_eq!(served(in_the_clear), Ok(()));
+        assert!(served(|s| s.http.dashboard = false).unwrap_err().contains("turned off"));
     }
 
     #[test]
