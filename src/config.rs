@@ -564,37 +564,39 @@ mod tests {
 
     #[test]
     fn the_dashboard_opens_no_door_that_is_shut_at_the_grpc_port() {
-        let served = |change: fn(&mut Settings)| {
-            let mut settings = Settings::default();
-            settings.http.addr = OptionalAddr(Some("0.0.0.0:1".parse().expect("an address")));
-            settings.http.open = true;
-            change(&mut settings);
-            settings.check_dashboard()
+        let anywhere: SocketAddr = "0.0.0.0:1".parse().expect("an address");
+        let shown = Settings {
+            http: HttpSettings {
+                addr: OptionalAddr(Some(anywhere)),
+                open: true,
+                ..HttpSettings::default()
+            },
+            ..Settings::default()
         };
-        let tokens = || Tokens::new(&format!("a:ops:{DIGEST}"));
-        let anywhere = || "0.0.0.0:1".parse().expect("an address");
+        let with_tokens = || {
+            let mut settings = shown.clone();
+            settings.auth.tokens = Tokens::new(&format!("a:ops:{DIGEST}"));
+            settings
+        };
+        let why = |settings: &Settings| settings.check_dashboard().expect_err("it is not served");
         assert_eq!(Settings::default().check_dashboard(), Ok(()));
-        assert!(served(|_| ()).unwrap_err().contains("callers are not asked"));
-        assert!(served(|s| s.auth.tokens = tokens()).unwrap_err().contains("without TLS"));
-        let over_tls = |s: &mut Settings| {
-            s.grpc.addr = anywhere();
-            s.auth.tokens = tokens();
-            s.tls.cert_file = "cert.pem".into();
-        };
-        assert!(served(over_tls).unwrap_err().contains("without TLS"));
-        let in_front = |s: &mut Settings| {
-            s.auth.tokens = tokens();
-            s.tls.terminated_in_front = true;
-        };
-        assert_eq!(served(in_front), Ok(()));
-        // These need --insecure for the gRPC port.
-        assert_eq!(served(|s| s.grpc.addr = anywhere()), Ok(()));
-        let in_the_clear = |s: &mut Settings| {
-            s.grpc.addr = anywhere();
-            s.auth.tokens = tokens();
-        };
-        assert_eq!(served(in_the_clear), Ok(()));
-        assert!(served(|s| s.http.dashboard = false).unwrap_err().contains("turned off"));
+        assert!(why(&shown).contains("callers are not asked"));
+        assert!(why(&with_tokens()).contains("without TLS"));
+        let mut over_tls = with_tokens();
+        over_tls.grpc.addr = anywhere;
+        over_tls.tls.cert_file = "cert.pem".into();
+        assert!(why(&over_tls).contains("without TLS"));
+        let mut in_front = with_tokens();
+        in_front.tls.terminated_in_front = true;
+        assert_eq!(in_front.check_dashboard(), Ok(()));
+        // These two need --insecure for the gRPC port.
+        for mut insecure in [shown.clone(), with_tokens()] {
+            insecure.grpc.addr = anywhere;
+            assert_eq!(insecure.check_dashboard(), Ok(()));
+        }
+        let mut off = in_front;
+        off.http.dashboard = false;
+        assert!(why(&off).contains("turned off"));
     }
 
     #[test]

@@ -197,3 +197,57 @@ async fn show_readiness(State(view): State<View>, uri: Uri) -> impl IntoResponse
     text.push_str(if ready { "ready\n" } else { "not ready\n" });
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+    #![allow(clippy::disallowed_methods, reason = "a task of a test ends with it")]
+
+    use axum::{Extension, body::Body};
+    use futures_util::{StreamExt as _, stream};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::Instant,
+    };
+
+    use super::*;
+
+    /// Begins with a word and never ends.
+    fn endless() -> Body {
+        let word = stream::once(async { Ok::<_, std::convert::Infallible>("word") });
+        Body::from_stream(word.chain(stream::pending()))
+    }
+
+    #[tokio::test]
+    async fn a_connection_with_an_open_call_lasts_as_long_as_its_stream_may() {
+        const LONGEST_CALL: Duration = Duration::from_secs(4_000);
+        for (path, end) in [("/plain", MAX_AGE + LAST_ANSWER), ("/call", MAX_AGE + LONGEST_CALL)] {
+            let router = Router::new().route("/plain", get(|| async { endless() })).route(
+                "/call",
+                get(|Extension(caller): Extension<Caller>| async move {
+                    caller.begin_call();
+                    endless()
+                }),
+            );
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let addr = listener.local_addr().unwrap();
+            let (client, accepted) = tokio::join!(TcpStream::connect(addr), listener.accept());
+            let (mut client, (socket, _)) = (client.unwrap(), accepted.unwrap());
+            let place = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+            let stop = CancellationToken::new();
+            tokio::spawn(converse(socket, router, LONGEST_CALL, stop, place));
+            let request = format!("GET {path} HTTP/1.1\r\nhost: seckill\r\n\r\n");
+            client.write_all(request.as_bytes()).await.unwrap();
+            let mut read = Vec::new();
+            while !read.ends_with(b"word\r\n") {
+                client.read_buf(&mut read).await.unwrap();
+            }
+            tokio::time::pause();
+            let begun = Instant::now();
+            assert_eq!(client.read_buf(&mut read).await.unwrap(), 0, "it ends");
+            let lasted = begun.elapsed();
+            assert!(lasted.abs_diff(end) < Duration::from_secs(1), "{path}: {lasted:?}");
+            tokio::time::resume();
+        }
+    }
+}

@@ -12,6 +12,7 @@ export class Banner {
   private readonly again: HTMLButtonElement;
   private readonly who: HTMLButtonElement;
   private nextAt: number | undefined;
+  private lostAt: number | undefined;
   private why = "";
   private state = "wait";
 
@@ -30,6 +31,11 @@ export class Banner {
       this.who,
     );
     this.forget();
+  }
+
+  /** Until when the figures are known. */
+  get knownUntil(): number {
+    return this.state === "lost" && this.lostAt !== undefined ? this.lostAt : Date.now();
   }
 
   /** Opens the question for a token. */
@@ -56,7 +62,10 @@ export class Banner {
         this.set("live", "Settled: nothing more will change");
         break;
       case "lost":
-        if (this.state !== "lost") announce(`The connection is lost. ${line.why}`);
+        if (this.state !== "lost") {
+          this.lostAt = Date.now();
+          announce(`The connection is lost. ${line.why}`);
+        }
         [this.why, this.nextAt] = [line.why, line.at];
         this.set("lost", "");
         this.tick();

@@ -37,6 +37,7 @@ export class Chart {
   private width = 0;
   private top = 0;
   private windowMs = SHORT_MS;
+  private now = Date.now();
   private pointer: number | undefined;
 
   constructor(
@@ -65,7 +66,7 @@ export class Chart {
     this.svg.addEventListener("pointerleave", () => this.point(undefined));
     new ResizeObserver(([entry]) => {
       this.width = Math.floor(entry?.contentRect.width ?? 0);
-      this.update(Date.now());
+      this.update(this.now);
     }).observe(this.svg);
   }
 
@@ -80,10 +81,12 @@ export class Chart {
     if (!first) return;
     this.curves = [{ ...first, name, series }, ...this.curves.slice(1)];
     say(this.names[0] as Element, name);
-    this.update(Date.now());
+    this.update(this.now);
   }
 
+  /** Draws what was known until then. */
   update(now: number): void {
+    this.now = now;
     if (this.width <= LEFT + RIGHT) return;
     mark(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     const first = Math.min(...this.curves.map(({ series }) => series.times[0] ?? now));
@@ -186,7 +189,7 @@ export class Chart {
 
   private point(x: number | undefined): void {
     this.pointer = x;
-    this.update(Date.now());
+    this.update(this.now);
   }
 }
 

@@ -213,7 +213,8 @@ class Dashboard {
   private draw(): void {
     if (document.hidden) return;
     this.banner.tick();
-    this.sale.draw(Date.now());
+    // Nobody knows what happens meanwhile, so no curve goes on.
+    this.sale.draw(this.banner.knownUntil);
   }
 }
 

@@ -73,6 +73,12 @@ impl Caller {
     pub fn is_calling(&self) -> bool {
         self.calls.load(Ordering::Relaxed) > 0
     }
+
+    /// A call that is open for ever.
+    #[cfg(test)]
+    pub(crate) fn begin_call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// The services, as a browser reaches them.
