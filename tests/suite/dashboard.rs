@@ -89,13 +89,14 @@ fn a_few_offers() -> Vec<(String, String, i64)> {
 /// back what they got.
 struct Buyers<'a> {
     skus: &'a [String],
-    pause: Duration,
+    /// How long one waits after so many of them.
+    pause: fn(u64) -> Duration,
     stop: AtomicBool,
     next: AtomicU64,
 }
 
 impl<'a> Buyers<'a> {
-    fn of(skus: &'a [String], pause: Duration) -> Self {
+    fn of(skus: &'a [String], pause: fn(u64) -> Duration) -> Self {
         Self { skus, pause, stop: AtomicBool::new(false), next: AtomicU64::new(0) }
     }
 
@@ -103,7 +104,7 @@ impl<'a> Buyers<'a> {
         let mut client = pb::seckill_client::SeckillClient::new(channel);
         while !self.stop.load(Ordering::Relaxed) {
             let nth = self.next.fetch_add(1, Ordering::Relaxed);
-            let user_id = format!("u-{}", if nth % 7 == 0 { nth / 2 } else { nth });
+            let user_id = format!("u-{}", if nth.is_multiple_of(7) { nth / 2 } else { nth });
             let place = usize::try_from(nth * nth % 1_009).unwrap() % self.skus.len();
             let (activity_id, sku_id) = (SALE.to_owned(), self.skus[place].clone());
             let request = pb::ReserveRequest {
@@ -117,7 +118,7 @@ impl<'a> Buyers<'a> {
             let answer = client.reserve(request).await;
             let won = answer.ok().and_then(|answer| answer.into_inner().reservation);
             if let Some(won) = won
-                && nth % 11 == 0
+                && nth.is_multiple_of(11)
             {
                 let reason = "changed my mind".to_owned();
                 let reservation_id = won.reservation_id;
@@ -125,7 +126,7 @@ impl<'a> Buyers<'a> {
                     pb::ReleaseRequest { activity_id, sku_id, user_id, reservation_id, reason };
                 let _ = client.release(request).await;
             }
-            sleep(self.pause).await;
+            sleep((self.pause)(nth)).await;
         }
     }
 }
@@ -141,7 +142,7 @@ fn shown(figure: i64) -> String {
     let digits = figure.to_string();
     let mut text = String::new();
     for (nth, digit) in digits.chars().enumerate() {
-        if nth > 0 && (digits.len() - nth) % 3 == 0 {
+        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -210,7 +211,7 @@ async fn a_sale_runs_while_the_page_is_open_and_its_figures_are_those_of_sql() {
             .until("its stock is live", "document.querySelector('.dot').dataset.state === 'live'")
             .await;
         let skus: Vec<String> = a_few_offers().into_iter().map(|(sku, ..)| sku).collect();
-        let buyers = Buyers::of(&skus, Duration::from_millis(8 * seconds + 4));
+        let buyers = Buyers::of(&skus, |nth| Duration::from_millis(nth / 8));
         let channel = server.channel().await;
         let rush = async {
             tokio::join!(
@@ -380,7 +381,7 @@ async fn the_page_finds_its_server_again() {
 
         let mut server = serve(fresh).with("HTTP__ADDR", addr).start().await;
         let skus = ["phone-256".to_owned()];
-        let buyers = Buyers::of(&skus, Duration::ZERO);
+        let buyers = Buyers::of(&skus, |_| Duration::ZERO);
         let channel = server.channel().await;
         let look = async {
             sleep(Duration::from_millis(500)).await;
@@ -407,7 +408,7 @@ async fn a_thousand_offers_stay_smooth() {
         let offer = |nth| (format!("sku-{nth:04}"), format!("Offer {nth}"), 1_000);
         open_sale(&server, (0..OFFERS).map(offer)).await;
         let skus: Vec<String> = (0..OFFERS).map(|nth| offer(nth).0).collect();
-        let buyers = Buyers::of(&skus, Duration::from_millis(5));
+        let buyers = Buyers::of(&skus, |_| Duration::from_millis(5));
         let mut browser = Browser::open(DESK).await;
         browser.go(&page(&server)).await;
         browser.shows("1,000,000 of 1,000,000 units").await;

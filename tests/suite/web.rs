@@ -357,7 +357,7 @@ async fn the_limits_are_those_of_the_grpc_port() {
     let large = framed(&vec![0; 64 * 1_024 + 1]);
     port.call(RESERVE, &[], &large).await.expect(Code::ResourceExhausted);
     // A message that never comes whole.
-    let mut half = framed(&vec![0; 100]);
+    let mut half = framed(&[0; 100]);
     half.truncate(50);
     let mut socket = TcpStream::connect(port.addr).await.unwrap();
     let head = format!(
