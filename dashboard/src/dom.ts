@@ -11,7 +11,7 @@ export function make<K extends keyof HTMLElementTagNameMap>(
 ): HTMLElementTagNameMap[K] {
   const [tag, ...classes] = what.split(".") as [K, ...string[]];
   const element = document.createElement(tag);
-  element.classList.add(...classes);
+  if (classes.length > 0) element.className = classes.join(" ");
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name, value);
     else if (value === true) element.setAttribute(name, "");
