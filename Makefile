@@ -5,7 +5,8 @@ FAULTS := cargo test --locked --test faults --
 BUF := target/tools/node_modules/.bin/buf
 
 .DEFAULT_GOAL := help
-.PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo clean
+.PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo dashboard
+.PHONY: pictures clean
 .PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -51,6 +52,14 @@ services: ## install what the tests need and is missing; starts nothing
 
 demo: ## run a whole sale in front of you
 	cargo run --release --locked -- demo
+
+dashboard: services ## build the dashboard anew, into dashboard/dist
+	node dashboard/build.mjs
+
+pictures: services ## take the pictures of the dashboard in docs/images anew, of a sale of a minute
+	SECKILL_SALE_SECONDS=55 cargo test --locked --test suite -- dashboard::a_sale_runs
+	mkdir -p docs/images
+	cp target/pictures/dashboard-light.png target/pictures/dashboard-dark-phone.png docs/images
 
 clean: ## remove everything that was built or installed into target
 	cargo clean

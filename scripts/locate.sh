@@ -80,3 +80,15 @@ find_faketime() {
   done
   return 1
 }
+
+# A browser of the Chromium family; tests drive it without a display.
+find_chromium() {
+  find_first chromium-headless-shell chromium chromium-browser chrome-headless-shell google-chrome &&
+    return 0
+  local path
+  for path in /usr/lib64/chromium-browser/headless_shell \
+    /Applications/Chromium.app/Contents/MacOS/Chromium; do
+    [[ -x $path ]] && printf '%s\n' "$path" && return 0
+  done
+  return 1
+}

@@ -7,6 +7,7 @@
 //! - [`stack`]: what every call passes before it reaches a service: deadlines, panics, and the
 //!   statuses that tonic makes by itself.
 //! - [`access`]: who may call what.
+//! - [`web`]: the way in for browsers, on the HTTP port; it leads to the same stack.
 //! - [`seckill`] and [`admin`]: the handlers; `reserve_stream` is one of them.
 //! - [`convert`]: all validation, with every limit that the proto files name.
 //! - [`status`]: the one place where an [`Error`] becomes a status.
@@ -23,6 +24,7 @@ mod reserve_stream;
 pub mod seckill;
 pub mod stack;
 pub mod status;
+pub mod web;
 
 /// The messages and services of `proto/seckill/v1`, generated.
 #[allow(

@@ -177,6 +177,37 @@ impl Settings {
         grpc.into_iter().chain(http)
     }
 
+    /// Whether the dashboard is served, with its calls; if not, why.
+    ///
+    /// The HTTP port has no TLS. So at an address that others can reach it takes calls only if the
+    /// gRPC port takes them without TLS of its own: it opens no door that is shut there.
+    ///
+    /// # Errors
+    /// A sentence that says what to change.
+    pub fn check_dashboard(&self) -> Result<(), &'static str> {
+        let reachable = |addr: SocketAddr| !addr.ip().is_loopback();
+        if !self.http.dashboard {
+            return Err("it is turned off by http.dashboard");
+        }
+        if !self.http.addr.0.is_some_and(reachable) {
+            return Ok(());
+        }
+        let asks = self.asks_callers();
+        let is_open = reachable(self.grpc.addr) && (!asks || self.tls.cert_file.is_empty());
+        match (asks, self.tls.terminated_in_front) {
+            (true, true) => Ok(()),
+            (_, _) if is_open => Ok(()),
+            (true, false) => {
+                Err("others can reach http.addr, and tokens would travel without TLS; put a proxy \
+                 with TLS in front and set tls.terminated_in_front = true, or listen on 127.0.0.1")
+            }
+            (false, _) => {
+                Err("others can reach http.addr, and callers are not asked who they are; set \
+                 auth.tokens, or listen on 127.0.0.1")
+            }
+        }
+    }
+
     fn breaches(&self) -> Vec<Breach> {
         let mut breaches = Vec::new();
         self.check_ranges(&mut breaches);
@@ -529,6 +560,43 @@ mod tests {
         settings.auth.tokens = Tokens::default();
         let danger = settings.exposed().next().map(|found| found.danger);
         assert_eq!(danger, Some(Danger::NobodyIsAsked), "it opens one port only");
+    }
+
+    #[test]
+    fn the_dashboard_opens_no_door_that_is_shut_at_the_grpc_port() {
+        let anywhere: SocketAddr = "0.0.0.0:1".parse().expect("an address");
+        let shown = Settings {
+            http: HttpSettings {
+                addr: OptionalAddr(Some(anywhere)),
+                open: true,
+                ..HttpSettings::default()
+            },
+            ..Settings::default()
+        };
+        let with_tokens = || {
+            let mut settings = shown.clone();
+            settings.auth.tokens = Tokens::new(&format!("a:ops:{DIGEST}"));
+            settings
+        };
+        let why = |settings: &Settings| settings.check_dashboard().expect_err("it is not served");
+        assert_eq!(Settings::default().check_dashboard(), Ok(()));
+        assert!(why(&shown).contains("callers are not asked"));
+        assert!(why(&with_tokens()).contains("without TLS"));
+        let mut over_tls = with_tokens();
+        over_tls.grpc.addr = anywhere;
+        over_tls.tls.cert_file = "cert.pem".into();
+        assert!(why(&over_tls).contains("without TLS"));
+        let mut in_front = with_tokens();
+        in_front.tls.terminated_in_front = true;
+        assert_eq!(in_front.check_dashboard(), Ok(()));
+        // These two need --insecure for the gRPC port.
+        for mut insecure in [shown.clone(), with_tokens()] {
+            insecure.grpc.addr = anywhere;
+            assert_eq!(insecure.check_dashboard(), Ok(()));
+        }
+        let mut off = in_front;
+        off.http.dashboard = false;
+        assert!(why(&off).contains("turned off"));
     }
 
     #[test]

@@ -47,7 +47,7 @@
 //! | [`stock_feed`] | WatchStock |
 //! | [`database`] | SQLite, PostgreSQL, MySQL: pools, transactions, faults, leases; [`entity`] has the columns |
 //! | [`circuit`] | whether a store is there |
-//! | [`metrics`] | every name that is counted or measured; [`http`] shows them, and the probes |
+//! | [`metrics`] | every name that is counted or measured; [`http`] shows them, the probes and the dashboard |
 //! | [`config`] | settings; [`telemetry`] is the log, and traces |
 //! | [`server`] | opens, spawns, serves, stops in order |
 //! | [`cli`] | the command line; [`books`] compares engine, outbox and orders |

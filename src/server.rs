@@ -30,7 +30,7 @@ use crate::{
         catalog::Catalog,
         limits::{LimitOptions, Limits, Rate},
     },
-    api::{self, Services, pb, seckill::jittered, stack},
+    api::{self, Services, pb, seckill::jittered, stack, web::Web},
     circuit::Circuit,
     config::{self, Settings},
     database::{self, Backend, Database, DatabaseSettings},
@@ -401,7 +401,7 @@ pub struct Server {
     http: Option<HttpPort>,
 }
 
-/// The port for metrics and probes, which outlives everything else.
+/// The port for metrics, probes and the dashboard, which outlives everything else.
 #[derive(Debug)]
 struct HttpPort {
     addr: SocketAddr,
@@ -465,7 +465,7 @@ impl Server {
         let engine = parts.engine.kind();
         engine::register_metrics();
         metrics::serves_on(engine, parts.database.backend().as_str());
-        let http = http.map(|(listener, addr)| HttpPort::start(listener, addr, &parts));
+        let http = http.map(|bound| HttpPort::start(bound, settings, &parts, &services));
         let http_addr = http.as_ref().map(|http| tracing::field::display(http.addr));
         tracing::info!(%addr, http_addr, engine, "serving");
         Ok(Self {
@@ -511,13 +511,26 @@ impl Server {
 }
 
 impl HttpPort {
-    fn start(listener: TcpListener, addr: SocketAddr, parts: &Parts) -> Self {
+    fn start(
+        (listener, addr): Bound,
+        settings: &Settings,
+        parts: &Parts,
+        services: &Arc<Services>,
+    ) -> Self {
+        let web = settings.check_dashboard().map(|()| Web::new(settings, services));
+        if let Err(why) = web
+            && settings.http.dashboard
+        {
+            tracing::warn!("the dashboard is not served: {why}");
+        }
         let view = http::View {
             engine_circuit: parts.engine_circuit.clone(),
             database_circuit: parts.database_circuit.clone(),
             recovery: parts.recovery.clone(),
             reservations: parts.reservations.clone(),
             shutdown: parts.shutdown.clone(),
+            web,
+            longest_call: listener::longest_call(&settings.grpc),
         };
         let stop = CancellationToken::new();
         #[allow(clippy::disallowed_methods, reason = "`stop` waits for it, after all the rest")]

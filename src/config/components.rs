@@ -185,15 +185,19 @@ component! {
 }
 
 component! {
-    /// The port for metrics and probes, over HTTP/1.1.
+    /// The port for metrics, probes and the dashboard, over HTTP/1.1.
     HttpSettings = "http" {
-        /// Where to listen. Port 0 takes a free one; empty: there is no such port. Nobody is asked
-        /// who he is, so an address that others can reach needs http.open, or `seckill serve
-        /// --insecure`.
+        /// Where to listen. Port 0 takes a free one; empty: there is no such port. Who reads
+        /// metrics and probes is not asked who he is, so an address that others can reach needs
+        /// http.open, or `seckill serve --insecure`.
         addr: OptionalAddr =
             OptionalAddr(Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090)));
-        /// Whether others may reach this port: it shows figures and takes no orders.
+        /// Whether others may read metrics and probes at this port.
         open: bool = false;
+        /// Whether the dashboard is at `/`, with the calls that it makes (gRPC-Web). At an address
+        /// that others can reach it is there only where the gRPC port lets the same callers in:
+        /// with auth.tokens and tls.terminated_in_front, or where grpc.addr is open by `--insecure`.
+        dashboard: bool = true;
     }
 }
 

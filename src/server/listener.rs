@@ -80,6 +80,11 @@ pub(crate) struct Door {
     handshakes: JoinSet<Option<Connection>>,
 }
 
+/// How long a call may be open, whatever its caller does. Streams last a tenth longer than said.
+pub(crate) fn longest_call(settings: &GrpcSettings) -> Duration {
+    Duration::from_secs(settings.max_stream_age_s).mul_f64(1.1) + LAST_CALLS
+}
+
 /// Lets connections in for ever, at most `most` at a time.
 pub(crate) async fn accept_all(
     listener: TcpListener,
@@ -132,14 +137,12 @@ impl Door {
         tls: Option<Arc<Tls>>,
     ) -> (mpsc::UnboundedSender<Accepted>, Self) {
         let (way, accepted) = mpsc::unbounded_channel();
-        let stream_age = Duration::from_secs(settings.max_stream_age_s);
         let door = Self {
             accepted,
             first_byte_timeout: Duration::from_millis(settings.first_byte_timeout_ms),
-            // Both last up to a tenth longer than said.
-            max_life: (Duration::from_secs(settings.max_connection_age_s) + stream_age)
-                .mul_f64(1.1)
-                + LAST_CALLS,
+            // It lasts up to a tenth longer than said.
+            max_life: Duration::from_secs(settings.max_connection_age_s).mul_f64(1.1)
+                + longest_call(settings),
             tls,
             handshakes: JoinSet::new(),
         };

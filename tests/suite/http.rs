@@ -238,7 +238,7 @@ async fn what_is_not_there_is_refused_and_what_is_sent_is_bounded() {
     let server = in_memory().await;
     let addr = http(&server);
     let mut silent = TcpStream::connect(addr).await.unwrap();
-    for path in ["/", "/metrics/", "/healthz", "/readyz/engine"] {
+    for path in ["/dashboard", "/metrics/", "/healthz", "/readyz/engine"] {
         assert_eq!(get(addr, path).await.code, 404, "{path}");
     }
     for path in ["/metrics", "/livez", "/readyz"] {

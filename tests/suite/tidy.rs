@@ -60,7 +60,7 @@ const NAMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("clap", &["cli.rs", "cli/"]),
-    ("axum", &["http.rs"]),
+    ("axum", &["http.rs", "http/"]),
     ("rustls", &["server/tls.rs", "server/listener.rs", "cli/credentials.rs", "cli/failure.rs"]),
     ("x509_parser", &["server/tls.rs"]),
     ("subtle", &["api/access.rs"]),
@@ -100,7 +100,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("accept", &[]),
-    ("http", &["accept", "circuit", "metrics", "recovery"]),
+    ("http", &["accept", "api", "circuit", "metrics", "recovery"]),
 ];
 
 fn sources() -> Vec<(String, String)> {

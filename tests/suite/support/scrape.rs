@@ -28,7 +28,8 @@ pub(crate) async fn send(addr: SocketAddr, request: &str) -> Answer {
     // Who sent too much may see a reset after the answer.
     let _ =
         timeout(Duration::from_secs(10), socket.read_to_end(&mut answer)).await.expect("an end");
-    let answer = String::from_utf8(answer).unwrap();
+    // What is compressed is no text.
+    let answer = String::from_utf8_lossy(&answer);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
     Answer { code: code.unwrap(), head: head.to_ascii_lowercase(), body: body.to_owned() }
