@@ -19,7 +19,7 @@ use crate::support::{
 
 /// The Python that has what scripts/requirements.txt names.
 #[allow(clippy::disallowed_methods, reason = "a setting of the tests, not of the server")]
-fn python() -> String {
+pub(crate) fn python() -> String {
     std::env::var("SECKILL_TEST_PYTHON").unwrap_or_else(|_| {
         panic!(
             "SECKILL_TEST_PYTHON is not set: run `make test`, or name a Python with what \

@@ -27,6 +27,7 @@ mod demo_real;
 mod descriptors;
 mod engine_differential;
 mod engine_redis;
+mod examples;
 mod faults;
 mod flows;
 mod full_disk;
