@@ -43,6 +43,7 @@ mod model;
 mod observed;
 mod operations;
 mod outage;
+mod packaging;
 mod pipeline;
 mod rebuilds;
 mod reconcile;
