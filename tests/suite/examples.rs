@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use seckill::{api::pb, domain::OfferKey};
+use seckill::{
+    api::pb,
+    config::{Role, Token, digest},
+    domain::OfferKey,
+};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -18,6 +22,7 @@ use crate::{
     clients::python,
     support::{
         calls::{Win, assert_books, drained},
+        certs::Authority,
         databases::{self, Fresh},
         process::Serve,
         scrape,
@@ -100,8 +105,18 @@ impl Language {
     }
 
     async fn buy(self, address: impl ToString, more: &[&str]) -> Output {
+        self.buy_with(address, more, &[]).await
+    }
+
+    async fn buy_with(
+        self,
+        address: impl ToString,
+        more: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Output {
         let mut client = self.client().await;
         client.args(["buy", &address.to_string(), "sale", SKU, BUYER]).args(more);
+        client.envs(variables.iter().copied());
         timeout(LIMIT, client.kill_on_drop(true).output()).await.expect("it ends").unwrap()
     }
 
@@ -254,6 +269,43 @@ in_every_language! {
             assert!((1.0..=5.0).contains(&refused), "refused {refused} times");
             process.stop().await;
             ground.redis.as_mut().unwrap().kill();
+        })
+        .await;
+    }
+
+    async fn the_example_calls_over_tls_with_a_token(language: Language) {
+        const TOKEN: &str = "a-token-of-the-tests";
+        databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+            let ground = Ground::embedded(fresh);
+            let key = open_sale(&ground).await;
+            let folder = tempfile::tempdir().unwrap();
+            let authority = Authority::new("servers");
+            let (cert, certs_key) = authority.for_server().write(folder.path());
+            let ca = folder.path().join("ca.pem");
+            std::fs::write(&ca, &authority.pem).unwrap();
+            let (name, digest) = ("shop".into(), digest(TOKEN.as_bytes()));
+            let token = Token { name, role: Role::Order, digest };
+            let mut process = Serve::over(&ground.settings())
+                .with("TLS__CERT_FILE", cert.display())
+                .with("TLS__KEY_FILE", certs_key.display())
+                .with("AUTH__TOKENS", token.entry().unwrap())
+                .start()
+                .await;
+            let address = format!("localhost:{}", process.addr.port());
+            let ca = ca.display().to_string();
+            let over_tls = ("SECKILL_CA_FILE", ca.as_str());
+            let stranger = language.buy_with(&address, &[], &[over_tls]).await;
+            assert_eq!(stranger.status.code(), Some(1), "{stranger:?}");
+            let said = String::from_utf8_lossy(&stranger.stderr);
+            assert!(said.starts_with("UNAUTHENTICATED"), "{said}");
+            let variables = [over_tls, ("SECKILL_TOKEN", TOKEN)];
+            let bought = language.buy_with(&address, &[], &variables).await;
+            assert!(bought.status.success(), "{bought:?}");
+            assert_eq!(lines_and_order(&bought).0[2], "confirm: CONFIRMED");
+            process.stop().await;
+            let world = ground.world().await;
+            assert_eq!(world.live_orders(&key).await.len(), 1);
+            world.close().await;
         })
         .await;
     }

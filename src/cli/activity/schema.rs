@@ -144,6 +144,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "a switch of this test, not a setting")]
     fn the_schema_in_the_examples_is_current() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sale.schema.json");
         let current = format!("{:#}\n", schema());
