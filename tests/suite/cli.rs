@@ -146,8 +146,8 @@ fn every_shell_has_completions() {
     }
 }
 
-/// Every command with those below it, as words.
-fn commands(words: &[&str], help: &str, found: &mut Vec<Vec<String>>) {
+/// Every command with those below it: its words, and its help.
+fn commands(words: &[&str], help: &str, found: &mut Vec<(String, String)>) {
     let list = help.split("Commands:\n").nth(1).unwrap_or_default();
     for line in list.lines().take_while(|line| !line.is_empty()) {
         let Some(name) = line.strip_prefix("  ").and_then(|line| line.split(' ').next()) else {
@@ -159,7 +159,7 @@ fn commands(words: &[&str], help: &str, found: &mut Vec<Vec<String>>) {
         let words = [words, &[name]].concat();
         let output = seckill(&[&words[..], &["--help"]].concat());
         assert_eq!(output.status.code(), Some(0), "{words:?}");
-        found.push(words.iter().map(|word| (*word).to_owned()).collect());
+        found.push((words.join("-"), stdout(&output)));
         commands(&words, &stdout(&output), found);
     }
 }
@@ -173,13 +173,11 @@ fn every_command_has_help_with_the_exit_codes_and_a_page() {
     let dir = folder.path().join("man1");
     let output = seckill(&["man", "--dir", dir.to_str().expect("UTF-8")]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    for words in found {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let help = stdout(&seckill(&[&words[..], &["--help"]].concat()));
-        assert!(help.contains("69  a service is unavailable"), "{words:?}");
-        let page = dir.join(format!("seckill-{}.1", words.join("-")));
+    for (words, help) in found {
+        assert!(help.contains("69  a service is unavailable"), "{words}");
+        let page = dir.join(format!("seckill-{words}.1"));
         let page = std::fs::read_to_string(&page).unwrap_or_else(|_| panic!("{page:?}"));
-        assert!(page.contains(".SH SYNOPSIS"), "{words:?}");
+        assert!(page.contains(".SH SYNOPSIS"), "{words}");
     }
     let page = stdout(&seckill(&["man"]));
     assert!(page.contains(".TH seckill 1") && page.contains("Exit codes"), "{page}");
