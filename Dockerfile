@@ -5,29 +5,37 @@
 #
 # Inside a container only the outside world can call, so the server listens on all addresses, with
 # --insecure: unless tokens are set, callers are not asked who they are. Publish the port to nobody
-# but your own services.
+# but your own services, or set tokens and run `serve` without --insecure.
 #
 # Settings: mount a file over /seckill.toml, or set variables such as SECKILL__ENGINE__URL and
-# SECKILL__DATABASE__URL.
+# SECKILL__DATABASE__URL. With TLS the health check needs SECKILL_SERVER=https://NAME:50051 and
+# SECKILL_CA_FILE.
+#
+# `make image` builds this file and tries the image, without an engine for containers.
 
-FROM rust:1-slim-bookworm AS build
+ARG RUST_IMAGE=docker.io/library/rust:1-slim-bookworm
+# The C library, the CAs of the world and no shell.
+ARG BASE_IMAGE=gcr.io/distroless/cc-debian12
+
+FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --locked --profile dist --package seckill --bin seckill
-RUN printf '[grpc]\naddr = "0.0.0.0:50051"\n[http]\naddr = "0.0.0.0:9090"\n' >/seckill.toml
+RUN cargo build --locked --profile dist --package seckill --bin seckill \
+    && install -D target/dist/seckill /image/usr/local/bin/seckill \
+    && install -D -m 644 deploy/image.toml /image/seckill.toml \
+    && install -d /image/data
 
-FROM debian:bookworm-slim
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin seckill \
-    && install --directory --owner seckill --group seckill /data
-COPY --from=build /src/target/dist/seckill /usr/local/bin/seckill
-COPY --from=build /seckill.toml /seckill.toml
+FROM ${BASE_IMAGE}
+COPY --from=build /image/usr /usr
+COPY --from=build /image/seckill.toml /seckill.toml
+COPY --from=build --chown=10001:10001 /image/data /data
 # The default settings name ./seckill.toml and ./data.
 WORKDIR /
-USER seckill
+USER 10001:10001
 VOLUME /data
 EXPOSE 50051 9090
 # A stop waits up to 15 s for calls under way (grpc.shutdown_grace_ms): allow it more than that.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=6s --start-period=20s --retries=3 CMD ["seckill", "health"]
-ENTRYPOINT ["seckill"]
+HEALTHCHECK --interval=5s --timeout=6s --start-period=20s --retries=3 CMD ["/usr/local/bin/seckill", "health"]
+ENTRYPOINT ["/usr/local/bin/seckill"]
 CMD ["serve", "--insecure"]

@@ -3,11 +3,12 @@
 PYTHON := $(CURDIR)/target/venv/bin/python
 FAULTS := cargo test --locked --test faults --
 BUF := target/tools/node_modules/.bin/buf
+CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
 .PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo dashboard
-.PHONY: pictures clean
-.PHONY: check-fmt check-clippy check-proto check-lua check-docs check-scripts
+.PHONY: pictures image deny clean
+.PHONY: check-deploy check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,17 @@ pictures: services ## take the pictures of the dashboard in docs/images anew, of
 	mkdir -p docs/images
 	cp target/pictures/dashboard-light.png target/pictures/dashboard-dark-phone.png docs/images
 
+image: ## build the image of the Dockerfile and sell something in it, without an engine for containers (long)
+	scripts/image-test
+
+check-deploy: ## the manifests, the unit and the example are as Kubernetes, systemd and the schema want them
+	scripts/check-deploy
+
+deny: ## licences, sources and banned crates; compiles cargo-deny into target/tools (minutes)
+	[ -x target/tools/cargo-deny/bin/cargo-deny ] || \
+	  cargo install --locked --root target/tools/cargo-deny cargo-deny@$(CARGO_DENY_VERSION)
+	target/tools/cargo-deny/bin/cargo-deny check bans licenses sources
+
 clean: ## remove everything that was built or installed into target
 	cargo clean
 
@@ -80,4 +92,5 @@ check-docs: ## the API documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --locked
 
 check-scripts: ## shellcheck, where it is installed, finds nothing wrong with the shell scripts
-	shellcheck --external-sources .ci/run scripts/locate.sh scripts/install-services scripts/with-services
+	shellcheck --external-sources .ci/run scripts/locate.sh scripts/install-services scripts/with-services \
+	  scripts/image-test scripts/check-deploy examples/python/generate examples/go/generate

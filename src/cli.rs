@@ -16,6 +16,7 @@ pub mod doctor;
 pub mod failure;
 mod health;
 mod json;
+mod man;
 mod migrate;
 mod output;
 mod reconcile;
@@ -37,7 +38,9 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{
+    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind,
+};
 use futures_util::FutureExt as _;
 
 use failure::Failure;
@@ -167,6 +170,7 @@ pub enum Command {
     Health(health::Health),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
+    Man(man::Man),
     Version(version::Version),
 }
 
@@ -243,9 +247,25 @@ pub fn main() -> Exit {
     exit
 }
 
+/// The whole command line; the long help of each command ends with the exit codes.
+fn command() -> clap::Command {
+    with_exit_codes(Cli::command())
+}
+
+fn with_exit_codes(command: clap::Command) -> clap::Command {
+    let names: Vec<String> =
+        command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |command| with_exit_codes(command.after_long_help(EXIT_CODES)))
+    })
+}
+
 /// Reads the arguments; prints help, the version, or what is wrong with them.
 fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
-    Cli::try_parse_from(args).map_err(|error| {
+    let parsed = command().try_get_matches_from(args).and_then(|matches| {
+        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))
+    });
+    parsed.map_err(|error| {
         // Nothing can be done where even this can't be printed.
         let _ = error.print();
         if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -296,19 +316,18 @@ async fn dispatch(command: Command, context: &Context) -> Result<Exit, Failure> 
         Command::Health(health) => health.run(context).await,
         Command::Doctor(doctor) => doctor.run(context).await,
         Command::Completions(completions) => completions.run(context),
+        Command::Man(man) => man.run(context),
         Command::Version(version) => version.run(context),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[tokio::test]
@@ -319,7 +338,7 @@ mod tests {
 
     #[test]
     fn every_command_says_what_it_does() {
-        for command in Cli::command().get_subcommands() {
+        for command in command().get_subcommands() {
             assert!(command.get_about().is_some(), "{} has no help", command.get_name());
         }
     }

@@ -9,6 +9,7 @@
 //! SQLite in memory has one connection for everything: what reads through
 //! [`Database::reader`] while it holds a transaction waits for itself.
 
+mod capacity;
 mod connection;
 mod fault;
 mod finish;
@@ -18,7 +19,7 @@ mod migrate;
 mod pools;
 mod rows;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use sea_orm::{
     ConnAcquireErr, ConnectOptions, ConnectionTrait, DatabaseConnection, DbBackend, DbErr,
@@ -35,6 +36,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::domain::{Clock, TimeMs};
 
+pub use capacity::Capacity;
 pub use connection::{Connection, Link, Transaction};
 pub use fault::{SqlFault, classify, is_outage, repeat};
 pub use finish::finish;
@@ -112,6 +114,18 @@ impl DatabaseSettings {
     #[must_use]
     pub fn masked_url(&self) -> String {
         location::masked(&self.url)
+    }
+
+    /// The SQLite file that [`Database::open`] would make, if it is not there yet.
+    #[must_use]
+    pub fn file_to_make(&self) -> Option<PathBuf> {
+        match Location::parse(&self.url) {
+            Ok(Location::File(path)) if !path.exists() => Some(path),
+            Ok(
+                Location::File(_) | Location::Memory | Location::Postgres(_) | Location::MySql(_),
+            )
+            | Err(_) => None,
+        }
     }
 
     /// When the server ends a transaction whose client says nothing: one that is gone without a word

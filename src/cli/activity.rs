@@ -1,5 +1,7 @@
 //! `seckill activity`: the life of a sale, from a file.
 
+mod schema;
+
 use std::{
     fs,
     io::{self, Read as _},
@@ -25,6 +27,8 @@ pub enum Activity {
         #[arg(short, long, value_name = "FILE")]
         file: PathBuf,
     },
+    /// Prints the JSON schema of such a file, for editors.
+    Schema,
     /// Lists activities, the latest start first.
     List {
         /// Only those in this state, as in `active`.
@@ -69,11 +73,16 @@ macro_rules! move_activity {
 
 impl Activity {
     pub(super) async fn run(self, context: &Context) -> Result<Exit, Failure> {
+        if matches!(self, Self::Schema) {
+            context.printer.data(&format!("{:#}", schema::schema()));
+            return Ok(Exit::Ok);
+        }
         // A file that is wrong is told before a server that is away.
         let spec = if let Self::Create { file } = &self { Some(read_spec(file)?) } else { None };
         let client = match &self {
             Self::Settle(_) => Client::connect_for_long(&context.global).await?,
             Self::Create { .. }
+            | Self::Schema
             | Self::List { .. }
             | Self::Show { .. }
             | Self::Approve(_)
@@ -97,6 +106,8 @@ impl Activity {
                     .await?
                     .activity
             }
+            // Answered above.
+            Self::Schema => return Ok(Exit::Ok),
             Self::List { state } => {
                 context.printer.answer(&json!({"activities": list(&client, state).await?}));
                 return Ok(Exit::Ok);
@@ -107,7 +118,15 @@ impl Activity {
             Self::Pause(to) => move_activity!(client, to, pause_activity, PauseActivityRequest),
             Self::Resume(to) => move_activity!(client, to, resume_activity, ResumeActivityRequest),
             Self::End(to) => move_activity!(client, to, end_activity, EndActivityRequest),
-            Self::Settle(to) => move_activity!(client, to, settle_activity, SettleActivityRequest),
+            Self::Settle(to) => {
+                let working = context.printer.spinner("closing the books");
+                let settled = async {
+                    Ok(move_activity!(client, to, settle_activity, SettleActivityRequest))
+                };
+                let settled: Result<_, Failure> = settled.await;
+                working.finish_and_clear();
+                settled?
+            }
         };
         context.printer.answer(&json::activity(&activity.unwrap_or_default()));
         Ok(Exit::Ok)

@@ -3,6 +3,7 @@
 use std::{
     io,
     net::SocketAddr,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -14,7 +15,7 @@ use tokio::net::TcpListener;
 use super::{Context, Exit, failure::Failure, output::Printer};
 use crate::{
     config::{Exposed, Loaded, Role, Settings, SettingsError},
-    database::{Backend, Database},
+    database::{Backend, Capacity, Database},
     domain::TimeMs,
     engine::redis::{self, RedisEngine},
     server::{
@@ -32,6 +33,8 @@ const CLOCK_EPOCH_MS: i64 = 1_735_689_600_000;
 
 /// Checks settings, callers, certificate, engine, database, clock and ports, and says what to
 /// change.
+///
+/// It only looks: nothing is made, written or migrated.
 ///
 /// Exits 69 when something that a server needs does not answer, 64 when a setting is wrong.
 #[derive(Debug, Args)]
@@ -297,7 +300,12 @@ async fn check_engine(settings: &Settings) -> Vec<Finding> {
 async fn check_database(settings: &Settings) -> Vec<Finding> {
     const CHECK: &str = "database";
     let url = &settings.database.url;
-    let database = match Database::open(&sql_settings(&settings.database)).await {
+    let sql = sql_settings(&settings.database);
+    // Opening it would make it.
+    if let Some(file) = sql.file_to_make() {
+        return vec![check_place(&file)];
+    }
+    let database = match Database::open(&sql).await {
         Ok(database) => database,
         Err(error) => {
             let change = "database.url, or start the server that it names";
@@ -317,12 +325,53 @@ async fn check_database(settings: &Settings) -> Vec<Finding> {
             "the rights of the database's user, or take a program as new as the schema",
         ),
     });
+    findings.extend(match database.capacity().await {
+        Ok(capacity) => capacity.map(|found| check_pool(sql.max_connections, found)),
+        Err(error) => {
+            let text = format!("what the database allows can't be read: {error}");
+            Some(Finding::warn("connections", text, "compare them with database.max_connections"))
+        }
+    });
     let before = TimeMs::now();
     findings.push(match database.now().await {
         Ok(theirs) => check_clock("database clock", before, theirs, TimeMs::now()),
         Err(error) => Finding::error("database clock", error.to_string(), "see the line above"),
     });
+    // What was found out counts, however it ends.
+    let _ = database.close().await;
     findings
+}
+
+/// Whether a SQLite file that is not there can be made; its folder may be missing, but no more.
+fn check_place(file: &Path) -> Finding {
+    const CHECK: &str = "database";
+    let shown = file.display();
+    let folder = |of: &Path| match of.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        Some(_) | None => PathBuf::from("."),
+    };
+    let place = folder(file);
+    if place.is_dir() || folder(&place).is_dir() {
+        return Finding::ok(CHECK, format!("{shown} is not there yet; `seckill serve` makes it"));
+    }
+    let text = format!("{shown} is not there, and neither is its folder's folder");
+    Finding::error(CHECK, text, format!("create the folder {}", place.display()))
+}
+
+/// Whether the database has room for this server's connections.
+fn check_pool(max_connections: u32, found: Capacity) -> Finding {
+    const CHECK: &str = "connections";
+    // And the one of its probe.
+    let wanted = u64::from(max_connections) + 1;
+    let Capacity { allowed, in_use } = found;
+    let text = format!(
+        "a server takes up to {wanted}; the database allows {allowed}, of which {in_use} are in use"
+    );
+    if wanted > allowed {
+        let change = "lower database.max_connections, or raise max_connections of the database";
+        return Finding::error(CHECK, text, change);
+    }
+    Finding::ok(CHECK, format!("{text}: room for {} servers", allowed / wanted))
 }
 
 #[cfg(test)]
@@ -356,6 +405,15 @@ mod tests {
         // The answer took so long that nothing is certain.
         assert_eq!(level(0, 2_000, 4_000), Level::Ok);
         assert_eq!(check_own_clock(TimeMs(5_000)).level, Level::Error);
+    }
+
+    #[test]
+    fn a_pool_must_fit_into_what_the_database_allows() {
+        let level = |max_connections, allowed| {
+            check_pool(max_connections, Capacity { allowed, in_use: 3 }).level
+        };
+        assert_eq!(level(10, 11), Level::Ok);
+        assert_eq!(level(11, 11), Level::Error);
     }
 
     #[tokio::test]

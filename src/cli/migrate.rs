@@ -54,11 +54,14 @@ impl Migrate {
         });
         let loaded = context.settings(flags.into_iter().collect())?;
         let database = &loaded.settings.database;
-        match self.direction {
-            Direction::Up { steps } => up(database, steps).await?,
-            Direction::Down { steps } => down(database, steps).await?,
-            Direction::Status => {}
-        }
+        let working = context.printer.spinner("working on the schema");
+        let moved = match self.direction {
+            Direction::Up { steps } => up(database, steps).await,
+            Direction::Down { steps } => down(database, steps).await,
+            Direction::Status => Ok(()),
+        };
+        working.finish_and_clear();
+        moved?;
         let steps = status(database).await?;
         let all = steps.iter().all(|step| step.applied);
         let rows: Value =

@@ -35,6 +35,17 @@ impl Printer {
         self.output == Output::Table && io::stdout().is_terminal()
     }
 
+    /// The lines and columns of the terminal that data goes to.
+    pub(super) fn terminal_size(self) -> (usize, usize) {
+        match rustix::termios::tcgetwinsize(io::stdout()) {
+            // Some terminals do not tell.
+            Ok(size) if size.ws_row > 0 && size.ws_col > 0 => {
+                (size.ws_row.into(), size.ws_col.into())
+            }
+            Ok(_) | Err(_) => (24, 80),
+        }
+    }
+
     /// One answer: a line of JSON, or its members one below the other and its lists as tables.
     pub(super) fn answer(self, answer: &Value) {
         match self.output {

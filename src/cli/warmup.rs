@@ -18,7 +18,10 @@ impl Warmup {
         let client = Client::connect(&context.global).await?;
         let request = pb::WarmupRequest { activity_id: self.activity_id };
         let mut seckill = client.seckill();
-        let answer = client.call(request, async |request| seckill.warmup(request).await).await?;
+        let working = context.printer.spinner("putting the stock into the engine");
+        let answer = client.call(request, async |request| seckill.warmup(request).await).await;
+        working.finish_and_clear();
+        let answer = answer?;
         let activity = answer.activity.unwrap_or_default();
         context.printer.answer(&if context.printer.is_json() {
             json!({

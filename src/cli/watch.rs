@@ -23,8 +23,8 @@ const SILENCE: Duration = Duration::from_secs(20);
 const REDRAW: Duration = Duration::from_millis(100);
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
-/// A table that is higher than the terminal can't be drawn over itself.
-const MAX_ROWS: usize = 20;
+/// The lines of the screen that are no offers: the head, the hint at more, and the cursor's.
+const OTHER_LINES: usize = 3;
 
 /// Shows the stock of an activity as it changes, until the activity is settled.
 ///
@@ -184,7 +184,10 @@ impl View {
         if !self.printer.is_live() || self.rows.is_empty() {
             return;
         }
-        let table = table(&self.rows);
+        // The size may change at any time. What is higher or wider than the screen can't be drawn
+        // over itself.
+        let (lines, columns) = self.printer.terminal_size();
+        let table = table(&self.rows, lines.saturating_sub(OTHER_LINES).max(1), columns);
         let back = match self.drawn {
             0 => String::new(),
             lines => format!("\x1b[{lines}A\x1b[J"),
@@ -213,10 +216,15 @@ fn line(update: &pb::WatchStockResponse) -> String {
     )
 }
 
-fn table(rows: &BTreeMap<String, pb::WatchStockResponse>) -> String {
+/// The table with so many offers at most, cut at so many columns.
+fn table(
+    rows: &BTreeMap<String, pb::WatchStockResponse>,
+    max_rows: usize,
+    columns: usize,
+) -> String {
     let shown: Vec<Value> = rows
         .values()
-        .take(MAX_ROWS)
+        .take(max_rows)
         .map(|row| {
             json!({
                 "sku_id": row.sku_id,
@@ -229,10 +237,12 @@ fn table(rows: &BTreeMap<String, pb::WatchStockResponse>) -> String {
         })
         .collect();
     let table = list_table(&shown);
-    match rows.len().saturating_sub(MAX_ROWS) {
+    let text = match rows.len().saturating_sub(max_rows) {
         0 => table,
         more => format!("{table}\nand {more} more offers; name some with --sku"),
-    }
+    };
+    let cut: Vec<String> = text.lines().map(|line| line.chars().take(columns).collect()).collect();
+    cut.join("\n")
 }
 
 /// What is left, as a bar of twenty characters and a percentage.
@@ -256,6 +266,21 @@ mod tests {
         assert_eq!(left_bar(1, 1_000), format!("#{}   0 %", ".".repeat(19)));
         assert_eq!(left_bar(1_000, 1_000), format!("{} 100 %", "#".repeat(20)));
         assert_eq!(left_bar(i64::MAX, i64::MAX), format!("{} 100 %", "#".repeat(20)));
+    }
+
+    #[test]
+    fn a_table_fits_into_the_screen() {
+        let offer = |nth: usize| {
+            let sku_id = format!("a-rather-long-name-{nth:02}");
+            (sku_id.clone(), pb::WatchStockResponse { sku_id, ..Default::default() })
+        };
+        let rows: BTreeMap<_, _> = (0..12).map(offer).collect();
+        let drawn = table(&rows, 4, 30);
+        let lines: Vec<&str> = drawn.lines().collect();
+        assert_eq!(lines.len(), 6, "{drawn}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 30), "{drawn}");
+        assert!(lines[5].starts_with("and 8 more offers"), "{drawn}");
+        assert_eq!(table(&rows, 12, 100).lines().count(), 13);
     }
 
     #[test]

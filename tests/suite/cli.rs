@@ -146,6 +146,53 @@ fn every_shell_has_completions() {
     }
 }
 
+/// Every command with those below it: its words, and its help.
+fn commands(words: &[&str], help: &str, found: &mut Vec<(String, String)>) {
+    let list = help.split("Commands:\n").nth(1).unwrap_or_default();
+    for line in list.lines().take_while(|line| !line.is_empty()) {
+        let Some(name) = line.strip_prefix("  ").and_then(|line| line.split(' ').next()) else {
+            continue;
+        };
+        if name.is_empty() {
+            continue;
+        }
+        let words = [words, &[name]].concat();
+        let output = seckill(&[&words[..], &["--help"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{words:?}");
+        found.push((words.join("-"), stdout(&output)));
+        commands(&words, &stdout(&output), found);
+    }
+}
+
+#[test]
+fn every_command_has_help_with_the_exit_codes_and_a_page() {
+    let mut found = Vec::new();
+    commands(&[], &stdout(&seckill(&["--help"])), &mut found);
+    assert!(found.len() > 30, "{found:?}");
+    let folder = tempfile::tempdir().expect("a directory");
+    let dir = folder.path().join("man1");
+    let output = seckill(&["man", "--dir", dir.to_str().expect("UTF-8")]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for (words, help) in found {
+        assert!(help.contains("69  a service is unavailable"), "{words}");
+        let page = dir.join(format!("seckill-{words}.1"));
+        let page = std::fs::read_to_string(&page).unwrap_or_else(|_| panic!("{page:?}"));
+        assert!(page.contains(".SH SYNOPSIS"), "{words}");
+    }
+    let page = stdout(&seckill(&["man"]));
+    assert!(page.contains(".TH seckill 1") && page.contains("Exit codes"), "{page}");
+    let output = seckill(&["man", "--dir", "/dev/null/man1"]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr(&output).contains("/dev/null/man1 can't be written"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_schema_of_a_sale_is_printed() {
+    let output = seckill(&["activity", "schema"]);
+    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sale.schema.json");
+    assert_eq!(stdout(&output), std::fs::read_to_string(written).expect("the schema"));
+}
+
 #[test]
 fn without_a_server_it_says_how_to_start_one() {
     // A port that was just free; nothing listens there.

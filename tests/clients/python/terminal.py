@@ -1,0 +1,45 @@
+"""Runs a command on a terminal of a given size, ends it as Ctrl-C does, and prints what it drew.
+
+    python terminal.py LINES COLUMNS SECONDS COMMAND…
+
+Exits with 1 if the terminal is not as it was before.
+"""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+
+
+def main(lines, columns, seconds, command):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    before = termios.tcgetattr(slave)
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+        for stream in range(3):
+            os.dup2(slave, stream)
+        os.execvp(command[0], command)
+    drawn, give_up = b"", time.monotonic() + seconds
+    while True:
+        left = give_up - time.monotonic()
+        if left <= 0:
+            break
+        if select.select([master], [], [], left)[0]:
+            drawn += os.read(master, 65536)
+    os.kill(child, signal.SIGINT)
+    os.waitpid(child, 0)
+    sys.stdout.buffer.write(drawn)
+    return 0 if termios.tcgetattr(slave) == before else 1
+
+
+if __name__ == "__main__":
+    sizes = [int(argument) for argument in sys.argv[1:4]]
+    sys.exit(main(*sizes, sys.argv[4:]))
