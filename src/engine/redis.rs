@@ -128,7 +128,10 @@ impl RedisEngine {
         };
         match refused {
             Refused::Error(error) => Err(self.router.judge(&node, error)),
-            refused => Box::pin(self.run_elsewhere(call, node, refused)).await,
+            refused @ (Refused::Unfit(_)
+            | Refused::Moved(_)
+            | Refused::Ask(_)
+            | Refused::TryAgain(_)) => Box::pin(self.run_elsewhere(call, node, refused)).await,
         }
     }
 
