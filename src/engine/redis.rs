@@ -126,13 +126,7 @@ impl RedisEngine {
                 Err(refused) => refused,
             },
         };
-        match refused {
-            Refused::Error(error) => Err(self.router.judge(&node, error)),
-            refused @ (Refused::Unfit(_)
-            | Refused::Moved(_)
-            | Refused::Ask(_)
-            | Refused::TryAgain(_)) => Box::pin(self.run_elsewhere(call, node, refused)).await,
-        }
+        Box::pin(self.run_elsewhere(call, node, refused)).await
     }
 
     /// The script did not run; another server may be the one to ask, or this one a moment later.
