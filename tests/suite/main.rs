@@ -49,6 +49,7 @@ mod redis_tls;
 mod reserve_stream;
 mod sale;
 mod secrets;
+mod segments;
 mod sentinel;
 mod settle;
 mod sold_out;
