@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn who_has_too_few_gets_what_others_have_too_many() {
         assert_eq!(evened(&[100, 0, 0, 0]), [25, 25, 25, 25]);
-        assert_eq!(evened(&[40, 30, 3, 7]), [22, 20, 20, 18]);
+        assert_eq!(evened(&[40, 30, 3, 7]), [20, 20, 20, 20]);
         assert_eq!(evened(&[0, 1_000]), [500, 500]);
     }
 

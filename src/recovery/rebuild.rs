@@ -108,9 +108,11 @@ pub(super) async fn rebuild(
         return Ok(None);
     }
     let segments = offer.segments.all();
-    let begun = segments
-        .iter()
-        .map(|segment| segment.scripts.rebuild_begin(epoch, total, offer.keys_expire));
+    let begun = segments.iter().map(|segment| {
+        // Of a cold offer that is what the end gives it, and what a warm-up looks for.
+        let units = share(total, count, segment.number);
+        segment.scripts.rebuild_begin(epoch, units, offer.keys_expire)
+    });
     if !applied(recovery, try_join_all(begun).await)? {
         return Ok(None);
     }

@@ -21,8 +21,8 @@ fn holds(scope: Scope) {
     assert!(outcome.complete, "{outcome}");
 }
 
-fn is_caught(broken: Broken, scope: Scope, property: &'static str) {
-    let outcome = check(scope.broken(&[broken]), 1, Some(property));
+fn is_caught(broken: &[Broken], scope: Scope, property: &'static str) {
+    let outcome = check(scope.broken(broken), 1, Some(property));
     println!("{broken:?} in {outcome}");
     assert!(!outcome.violated.is_empty(), "{broken:?} goes unnoticed: {property}, {outcome}");
 }
@@ -31,9 +31,9 @@ const AT_0: Role = Reserve { home: 0 };
 const AT_1: Role = Reserve { home: 1 };
 const AT_2: Role = Reserve { home: 2 };
 
-/// Three segments, one unit, and buyers of two homes, one of whom gives back.
+/// Three segments, one unit, and a buyer of each home, one of whom gives back.
 fn moving() -> Scope {
-    Scope::new("moving", &[1, 0, 0], &[AT_1, AT_2, Release { of: 0 }], 0)
+    Scope::new("moving", &[1, 0, 0], &[AT_1, AT_2, AT_0, Release { of: 0 }], 0).reaching()
 }
 
 /// Units of one segment are asked for in two others, and a server dies.
@@ -43,12 +43,12 @@ fn crash() -> Scope {
 
 /// The offer is rebuilt in the middle.
 fn rebuild() -> Scope {
-    Scope::new("rebuild", &[0, 2], &[AT_0, AT_0, Rebuilder, Sweeper], 0)
+    Scope::new("rebuild", &[1, 0], &[AT_1, AT_1, Rebuilder], 0)
 }
 
-/// And a server dies as well; the last reserve that is left finds what is left.
+/// And a server dies as well.
 fn both() -> Scope {
-    Scope::new("rebuild and crash", &[0, 2], &[AT_0, Rebuilder, Sweeper], 1)
+    Scope::new("rebuild and crash", &[1, 0], &[AT_1, AT_1, Rebuilder, Sweeper], 1)
 }
 
 #[test]
@@ -74,26 +74,27 @@ fn units_move_while_the_offer_is_rebuilt_and_a_server_dies() {
 /// W6
 #[test]
 fn one_pass_over_the_segments_is_caught() {
-    is_caught(OnePass, moving(), TRULY_SOLD_OUT);
+    is_caught(&[OnePass], moving(), TRULY_SOLD_OUT);
 }
 
-/// W7
+/// W7: it takes two wrong steps, since a target that refuses is followed by a rebuild.
 #[test]
 fn a_source_that_forgets_what_was_refused_is_caught() {
-    is_caught(ForgetsAfterRetry, rebuild(), NOTHING_LOST);
+    is_caught(&[ForgetsAfterRetry, ForgetsAtAnyEpoch], rebuild(), NOTHING_LOST);
 }
 
 #[test]
 fn an_arrival_without_its_sequence_is_caught() {
-    is_caught(InWithoutSequence, crash(), NOTHING_MADE);
+    is_caught(&[InWithoutSequence], crash(), NOTHING_MADE);
 }
 
 #[test]
 fn an_arrival_of_another_epoch_is_caught() {
-    is_caught(InOfAnyEpoch, rebuild(), NOTHING_MADE);
+    is_caught(&[InOfAnyEpoch], rebuild(), NOTHING_MADE);
 }
 
 #[test]
 fn a_second_transfer_under_one_sequence_is_caught() {
-    is_caught(OutInFlight, crash(), NOTHING_LOST);
+    let one_pair = Scope::new("one pair", &[2, 0], &[AT_1, AT_1, Sweeper], 1);
+    is_caught(&[OutInFlight], one_pair, NOTHING_LOST);
 }
