@@ -115,8 +115,9 @@ impl SoldOut {
     ) -> bool {
         let known = self.known.load();
         let Some(known) = known.as_ref().filter(|known| known.stamp == stamp) else { return false };
-        !known.has(self.hash(buyer.as_str()))
-            && !(known.marks && known.has(self.hash(id().as_str())))
+        let has_some = known.has(self.hash(buyer.as_str()))
+            || (known.marks && known.has(self.hash(id().as_str())));
+        !has_some
     }
 
     /// Whether anything is known now.

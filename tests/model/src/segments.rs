@@ -512,7 +512,16 @@ impl State {
                 }
                 self.judges(scope, home, known, (pass, stamps, before, stocks, out))
             }
-            step => self.moves(scope, step, Step::Ask),
+            Step::Out { .. }
+            | Step::In { .. }
+            | Step::Done { .. }
+            | Step::GiveBack { .. }
+            | Step::Begin { .. }
+            | Step::End { .. }
+            | Step::Idle
+            | Step::Won
+            | Step::SoldOut
+            | Step::Over => self.moves(scope, step, Step::Ask),
         }
     }
 
@@ -572,7 +581,16 @@ impl State {
                 self.forget(scope, step);
                 then
             }
-            _ => Step::Over,
+            Step::Ask
+            | Step::Commit { .. }
+            | Step::Read { .. }
+            | Step::GiveBack { .. }
+            | Step::Begin { .. }
+            | Step::End { .. }
+            | Step::Idle
+            | Step::Won
+            | Step::SoldOut
+            | Step::Over => Step::Over,
         }
     }
 
@@ -609,7 +627,16 @@ impl State {
                     Step::Over
                 }
             }
-            _ => Step::Over,
+            Step::Ask
+            | Step::Commit { .. }
+            | Step::Read { .. }
+            | Step::Out { .. }
+            | Step::In { .. }
+            | Step::Done { .. }
+            | Step::GiveBack { .. }
+            | Step::Won
+            | Step::SoldOut
+            | Step::Over => Step::Over,
         }
     }
 
