@@ -95,7 +95,7 @@ async fn measure(parts: &Parts, size: u64) {
     let mut waits = buyers.await.unwrap();
     waits.sort_unstable();
 
-    let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+    let levels = offer.levels().await.unwrap().unwrap();
     assert_eq!((levels.reservations, levels.held, levels.stock), (size, size, 100));
     let (median, longest) = match waits.as_slice() {
         [] => (Duration::ZERO, Duration::ZERO),
@@ -114,7 +114,7 @@ async fn measure(parts: &Parts, size: u64) {
         reconciled.as_millis(),
     );
     for offer in parts.catalog.activity(&id).await.unwrap().offers.values() {
-        offer.segment.scripts.purge(u64::MAX >> 12).await.unwrap();
+        offer.segments.first().scripts.purge(u64::MAX >> 12).await.unwrap();
     }
 }
 

@@ -3,7 +3,7 @@ add_units.lua: put more units of an offer on sale, once; SQL counts them in the 
 
 KEYS    the segment
 ARGV[1] server   ARGV[2] epoch under which SQL added them   ARGV[3] request_id of the adjustment
-ARGV[4] units
+ARGV[4] units   ARGV[5] how many segments the caller knows of; none: any
 
 Replies, the first that applies:
   {'retry', epoch, revision, reason}  a refusal of guard.lua, or an epoch below SQL's
@@ -12,10 +12,10 @@ Replies, the first that applies:
   {'contradiction', epoch, revision}  the request is known here as one that takes units away
   {'added', epoch, revision}          on sale; every server is told if the segment was sold out
 
-Invariant: stock + held + aside = total. What was done stays in `transfers` until the next rebuild,
-so a late repeat adds nothing.
+Invariant: stock + held + aside + out = total + moved. What was done stays in `transfers` until the
+next rebuild, so a late repeat adds nothing.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[5])
 if refusal then
   return {'retry', refusal[2], refusal[3], refusal[4] or refusal[1]}
 end

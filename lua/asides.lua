@@ -3,6 +3,7 @@ asides.lua: read what is set aside in one segment, page by page.
 
 KEYS    the segment
 ARGV[1] server   ARGV[2] cursor, 0 at first   ARGV[3] about so many at a time
+ARGV[4] how many segments the caller knows of; none: any
 
 Replies a refusal of guard.lua, or {'ok', epoch, revision, cursor, request_id, units, time, …}; the
 cursor is 0 at the end, and a page may have nothing. What is set aside all the time is read at
@@ -10,7 +11,7 @@ least once.
 
 Invariant: it writes nothing.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[4])
 if refusal then
   return refusal
 end

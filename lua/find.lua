@@ -3,6 +3,7 @@ find.lua: what the engine knows of one reservation.
 
 KEYS    the segment
 ARGV[1] server   ARGV[2] reservation_id   ARGV[3] buyer   ARGV[4] max orders of a buyer
+ARGV[5] how many segments the caller knows of; none: any
 
 Replies a refusal of guard.lua, or the first that applies:
   {'held', epoch, revision, slot, record, unacked}   unacked is 1 or 0
@@ -11,7 +12,7 @@ Replies a refusal of guard.lua, or the first that applies:
 
 Invariant: it writes nothing.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[5])
 if refusal then
   return refusal
 end

@@ -4,6 +4,7 @@ forget_aside.lua: SQL has taken these units off the total; so does the engine, o
 KEYS    the segment
 ARGV[1] server   ARGV[2] epoch of the adjustment in SQL, that of its set-aside
 ARGV[3] request_id of the adjustment
+ARGV[4] how many segments the caller knows of; none: any
 
 Replies, the first that applies:
   {'retry', epoch, revision, reason}  a refusal of guard.lua, or an epoch below SQL's
@@ -12,9 +13,9 @@ Replies, the first that applies:
   {'contradiction', epoch, revision}  nothing is set aside for it, as SQL says there was
   {'taken_away', epoch, revision}     the total is lower
 
-Invariant: stock + held + aside = total. Deleting comes first; see release.lua.
+Invariant: stock + held + aside + out = total + moved. Deleting comes first; see release.lua.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[4])
 if refusal then
   return {'retry', refusal[2], refusal[3], refusal[4] or refusal[1]}
 end

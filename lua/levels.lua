@@ -2,25 +2,28 @@
 levels.lua: read the figures of one segment.
 
 KEYS    the segment
-ARGV[1] server
+ARGV[1] server   ARGV[2] how many segments the caller knows of; none: any
 
 Replies a refusal of guard.lua, or
-  {'ok', epoch, revision, stock, total, held, reservations, unacked, aside}
-                       total is that of the whole offer, held the units of the reservations, aside
-                       those that were set aside for adjustments
+  {'ok', epoch, revision, stock, total, held, reservations, unacked, aside, out, moved}
+                       total are the units that the segment was given, of one that is alone those of
+                       the offer; held those of the reservations, aside those that are set aside for
+                       adjustments, out those on their way to other segments, moved those that came
+                       from others less those that went there for good
 
 Invariant: it writes nothing.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[2])
 if refusal then
   return refusal
 end
 local aside = units_aside()
-if not aside then
+local out, moved = units_moving()
+if not aside or not out or not moved then
   return {'frozen', segment.epoch, segment.revision, 'corrupt'}
 end
 return {
   'ok', segment.epoch, segment.revision, segment.stock, tonumber(segment.total), segment.held,
   redis.call('HLEN', RESERVATIONS), redis.call('ZCARD', UNACKED),
-  aside,
+  aside, out, moved,
 }

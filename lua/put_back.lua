@@ -10,7 +10,7 @@ Replies, the first that applies:
   {'already', epoch, revision}        nothing is set aside for it
   {'put_back', epoch, revision}       on sale again; every server is told if nothing was left
 
-Invariant: stock + held + aside = total. Deleting comes first; see release.lua.
+Invariant: stock + held + aside + out = total + moved. Deleting comes first; see release.lua.
 ]]
 local refusal, segment = guard(ARGV[1], false)
 if refusal then

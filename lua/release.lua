@@ -3,7 +3,7 @@ release.lua: give one reservation back, if it is still there, and mark its id.
 
 KEYS    the segment
 ARGV[1] server   ARGV[2] epoch of the outbox row   ARGV[3] reservation_id   ARGV[4] buyer
-ARGV[5] max orders of a buyer
+ARGV[5] max orders of a buyer   ARGV[6] how many segments the caller knows of; none: any
 
 Replies, the first that applies:
   {'retry', epoch, revision, reason}        a refusal of guard.lua, or an epoch below the row's;
@@ -17,7 +17,7 @@ Called only after SQL holds the row as releasing, released or refused, and check
 Invariant: stock + units in reservations stays the same. Deleting comes first: a server that is
 out of memory refuses a script whose first write adds, and runs one whose first write deletes.
 ]]
-local refusal, segment = guard(ARGV[1], false)
+local refusal, segment = guard(ARGV[1], false, ARGV[6])
 if refusal then
   return {'retry', refusal[2], refusal[3], refusal[4] or refusal[1]}
 end

@@ -2,7 +2,8 @@
 reserve.lua: take units for up to 64 requests of one segment, in the order given.
 
 KEYS    the segment: stock buyers reservations released unacked meta transfers
-KEYS[8..] with a limit: one key per request, which counts the attempts of its buyer
+KEYS[8..] with a limit: one key per request, which counts the attempts of its buyer; or `stock` for
+        one that was counted before and is made again
 ARGV[1] server   ARGV[2] epoch   ARGV[3] max orders of a buyer   ARGV[4] time, ms
 ARGV[5] how many attempts a buyer has in a window, 0: no limit   ARGV[6] the window, ms
 ARGV[7..] per request: buyer, reservation_id, quantity, order_no
@@ -99,7 +100,7 @@ for i, request in ipairs(requests) do
   end
   local answer
   local is_known = mine or marked[i] == 1
-  local wait = limit > 0 and not is_known and wait_of(KEYS[7 + i])
+  local wait = limit > 0 and not is_known and KEYS[7 + i] ~= STOCK and wait_of(KEYS[7 + i])
   if mine then
     answer = {'replayed', held_in(request.buyer, mine)}
   elseif marked[i] == 1 then

@@ -8,10 +8,11 @@ ARGV[5] time, ms
 Replies a refusal of guard.lua, or {'ok', epoch, revision, word, units}, the first that applies:
   set_aside     so many units are set aside for the request, now or since before
   put_back      it was undone; taken_away: it was finished; added: it is one for more units
-  insufficient  so many can be had, fewer than asked; at least one unit stays in the offer
+  insufficient  so many can be had here, fewer than asked; at least one unit stays in an offer of
+                one segment, and where there are several SQL sees to that
 
-Invariant: stock + held + aside = total. A request sets aside once; a late repeat finds what became
-of it in `transfers`, until a rebuild drops what is set aside.
+Invariant: stock + held + aside + out = total + moved. A request sets aside once; a late repeat
+finds what became of it in `transfers`, until a rebuild drops what is set aside.
 ]]
 local refusal, segment = guard(ARGV[1], ARGV[2])
 if refusal then
@@ -29,7 +30,10 @@ local total, aside = tonumber(segment.total), units_aside()
 if not total or not aside then
   return {'frozen', epoch, revision, 'corrupt'}
 end
-local possible = math.max(0, math.min(segment.stock, total - aside - 1))
+local possible = segment.stock
+if not segment.segments then
+  possible = math.max(0, math.min(possible, total - aside - 1))
+end
 if possible < tonumber(units) then
   return {'ok', epoch, revision, 'insufficient', possible}
 end

@@ -26,6 +26,7 @@ use crate::{
     domain::{ActivityId, MAX_TOTAL, OfferKey, RequestId, SkuId},
     engine::{
         EngineError,
+        batcher::Segment,
         scripts::{Aside, Followed},
     },
     entity::{activities, adjustments, adjustments::AdjustmentState, offers},
@@ -274,7 +275,8 @@ pub async fn follow(
         AdjustmentState::Applied | AdjustmentState::Cancelled => return Ok(()),
     }
     if !offer.is_forgotten() {
-        let scripts = &offer.segment.scripts;
+        // Its home is that of the request, under the epoch of the row or any other.
+        let scripts = &offer.segments.home_of(&row.request_id).scripts;
         let followed = if row.delta > 0 {
             scripts.add_units(epoch, &request_id, row.delta.unsigned_abs()).await
         } else {
@@ -305,6 +307,7 @@ pub async fn settle_aside(
     request_id: &RequestId,
     row: &Adjustment,
 ) -> Result<(), Error> {
+    let home = offer.segments.home_of(request_id.as_str());
     let is_its_own = row.activity_id == offer.key.activity_id.as_str()
         && row.sku_id == offer.key.sku_id.as_str()
         && row.state != AdjustmentState::Cancelled;
@@ -312,7 +315,7 @@ pub async fn settle_aside(
         return follow(recovery, offer, row).await;
     }
     // A late second set-aside; a rebuild has counted what SQL holds.
-    let back = offer.segment.scripts.put_back(epoch, request_id).await;
+    let back = home.scripts.put_back(epoch, request_id).await;
     failpoint!("after_put_back_script");
     must_follow(recovery, offer, back)?;
     if is_its_own { follow(recovery, offer, row).await } else { Ok(()) }
@@ -363,17 +366,18 @@ pub async fn finish_pending(recovery: &Arc<Recovery>, catalog: &Catalog) -> Resu
     failed.map_or(Ok(finished), Err)
 }
 
-/// Settles what was set aside before `grace`: what SQL does not know is undone. The grace only saves
-/// a slow call from being cancelled.
+/// Settles what was set aside in this segment before `grace`: what SQL does not know is undone. The
+/// grace only saves a slow call from being cancelled.
 ///
 /// # Errors
 /// As [`follow`].
 pub async fn sweep_asides(
     recovery: &Arc<Recovery>,
     offer: &Arc<Offer>,
+    segment: &Segment,
     grace: Duration,
 ) -> Result<usize, Error> {
-    let asides = offer.segment.scripts.asides().await;
+    let asides = segment.scripts.asides().await;
     let Ok((epoch, asides)) = asides.map_err(|error| recovery.engine_failed(error))? else {
         // A rebuild drops all that is set aside.
         return Ok(0);

@@ -101,5 +101,12 @@ impl Reservations {
 fn is_sold_out(offer: &Offer, request: &ReserveRequest) -> bool {
     let ReserveRequest { offer: key, buyer, request_id, is_repeat, .. } = request;
     let id = || name_reservation(key, buyer, request_id.as_ref());
-    !is_repeat && offer.segment.sold_out.refuses(buyer, id)
+    if *is_repeat {
+        return false;
+    }
+    let home = offer.home(buyer);
+    match offer.segments.verdict() {
+        None => home.sold_out.refuses(buyer, id),
+        Some(verdict) => verdict.refuses(home.number, &home.sold_out, buyer, id),
+    }
 }

@@ -12,6 +12,7 @@ use crate::{
     admission::catalog::Catalog,
     database::Database,
     domain::{ActivityId, SkuId},
+    engine::scripts::Levels,
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
 };
@@ -24,6 +25,8 @@ pub struct OfferBooks {
     pub total: i64,
     /// Units left in the engine, over all segments.
     pub engine_remaining: i64,
+    /// Units that are on their way between segments, or not yet forgotten where they came from.
+    pub engine_in_transfer: i64,
     /// The sum of the quantities of the engine's reservations.
     pub engine_units_reserved: i64,
     /// Reservations that the engine does not know to be durable.
@@ -80,6 +83,7 @@ impl OfferBooks {
         ];
         let zero = [
             ("unacked reservations", self.engine_unacked),
+            ("units on their way between segments", self.engine_in_transfer),
             ("unfinished rows", self.unfinished_rows),
             ("dead letters", self.dead_rows),
             ("buyers with more than allowed", self.buyers_with_more_than_allowed),
@@ -128,18 +132,25 @@ async fn read_offer(
         .map_err(|error| Error::internal(format!("offer {id}/{}: {error}", row.sku_id)))?;
     let offer = catalog.activity(id).await?.offer(&sku_id)?;
     let frozen = |_| Error::OfferFrozen(offer.key.clone());
-    let levels = offer.segment.scripts.levels().await?.map_err(frozen)?;
+    let levels = offer.segments.levels_of_each().await?.map_err(frozen)?;
+    let sum = |figure: fn(&Levels) -> u64| {
+        i64::try_from(levels.iter().map(figure).sum::<u64>()).unwrap_or(i64::MAX)
+    };
     let mut held: HashMap<String, i64> = HashMap::new();
-    for entry in offer.segment.scripts.holdings().await?.map_err(frozen)? {
-        let units = i64::from(entry.record.quantity);
-        held.insert(entry.record.reservation_id.to_string(), units);
+    for segment in offer.segments.all() {
+        for entry in segment.scripts.holdings().await?.map_err(frozen)? {
+            let units = i64::from(entry.record.quantity);
+            // A second one of the same id, in a segment that is not its home, must show.
+            *held.entry(entry.record.reservation_id.to_string()).or_default() += units;
+        }
     }
 
     let mut books = OfferBooks {
         total: row.total,
-        engine_remaining: i64::try_from(levels.stock).unwrap_or(i64::MAX),
+        engine_remaining: sum(|levels| levels.stock),
+        engine_in_transfer: sum(|levels| levels.out),
         engine_units_reserved: held.values().sum(),
-        engine_unacked: i64::try_from(levels.unacked).unwrap_or(i64::MAX),
+        engine_unacked: sum(|levels| levels.unacked),
         sql_reserved: row.reserved,
         sql_sold: row.sold,
         sku_id: row.sku_id,

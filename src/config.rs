@@ -24,8 +24,8 @@ pub use address::OptionalAddr;
 pub use auth::{DIGEST_BYTES, Role, Subject, Subjects, Token, Tokens, digest};
 pub use components::{
     AuthSettings, CatalogSettings, DatabaseSettings, EngineSettings, GrpcSettings, HoldsSettings,
-    HttpSettings, LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SweeperSettings,
-    TlsSettings, TracesSettings, WatchSettings,
+    HttpSettings, LimitsSettings, LogSettings, OutboxSettings, ReserveSettings, SegmentsSettings,
+    SweeperSettings, TlsSettings, TracesSettings, WatchSettings,
 };
 pub use load::{Flag, Loaded, Origin, Sources};
 pub use render::example;
@@ -90,6 +90,7 @@ macro_rules! for_every_component {
             limits: LimitsSettings,
             outbox: OutboxSettings,
             sweeper: SweeperSettings,
+            segments: SegmentsSettings,
             holds: HoldsSettings,
             catalog: CatalogSettings,
             watch: WatchSettings,

@@ -18,7 +18,9 @@ pub mod locks;
 mod meter;
 pub mod redis;
 pub mod scripts;
+pub mod segments;
 pub mod sold_out;
+pub mod verdict;
 
 pub use meter::register as register_metrics;
 

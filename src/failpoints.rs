@@ -48,6 +48,12 @@ pub const ALL: &[&str] = &[
     "before_undo_commit",
     "after_undo_commit",
     "after_put_back_script",
+    // segments
+    "after_transfer_out",
+    "after_transfer_in",
+    "after_transfer_done",
+    "before_segments_commit",
+    "after_segments_commit",
     // rebuild
     "before_epoch_commit",
     "after_epoch_raised",

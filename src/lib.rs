@@ -101,6 +101,8 @@ pub mod activities;
 
 pub mod adjustments;
 
+pub mod transfers;
+
 pub mod stock_feed;
 
 pub mod books;

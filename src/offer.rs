@@ -1,4 +1,4 @@
-//! An offer as this process knows it: what is sold, and the segment that sells it.
+//! An offer as this process knows it: what is sold, and the segments that sell it.
 
 use std::{
     sync::{
@@ -9,8 +9,13 @@ use std::{
 };
 
 use crate::{
-    domain::{Clock, OfferKey, TimeMs},
-    engine::batcher::Segment,
+    domain::{BuyerId, Clock, OfferKey, TimeMs},
+    engine::{
+        EngineError,
+        batcher::Segment,
+        scripts::Answer,
+        segments::{OfferLevels, Segments},
+    },
 };
 
 /// One SKU on sale.
@@ -35,7 +40,7 @@ pub struct Offer {
     pub warm: AtomicBool,
     /// Whether a buyer asked for it before it was warmed up, and somebody was told.
     pub asked_cold: AtomicBool,
-    pub segment: Arc<Segment>,
+    pub segments: Arc<Segments>,
 }
 
 impl Offer {
@@ -48,6 +53,29 @@ impl Offer {
     /// Whether the engine has it, or must have: otherwise SQL alone is asked.
     pub fn is_in_engine(&self) -> bool {
         self.is_warm() && !self.is_forgotten()
+    }
+
+    /// The one segment that sells to this buyer and holds what she reserves.
+    pub fn home(&self, buyer: &BuyerId) -> &Arc<Segment> {
+        self.segments.home(buyer)
+    }
+
+    /// The epoch that calls are made under.
+    pub fn epoch(&self) -> u64 {
+        self.segments.epoch()
+    }
+
+    /// Takes over a higher epoch, of this number of segments.
+    pub fn adopt(&self, epoch: u64) {
+        self.segments.adopt(epoch);
+    }
+
+    /// Reads the figures, over all segments.
+    ///
+    /// # Errors
+    /// As [`Segments::levels`].
+    pub async fn levels(&self) -> Result<Answer<OfferLevels>, EngineError> {
+        self.segments.levels().await
     }
 
     /// Whether it was ever warmed up.

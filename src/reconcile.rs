@@ -138,7 +138,13 @@ impl Reconciler {
     }
 
     async fn compare_offer(&self, offer: &Arc<Offer>) -> Result<Compared, Error> {
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            // Its segments may have become more since.
+            let offer = match attempt {
+                0 => offer.clone(),
+                _ => self.catalog.offer(&offer.key).await?,
+            };
+            let offer = &offer;
             let mut compared = self.compare_in_sql(offer).await?;
             if !offer.is_in_engine() {
                 return Ok(compared.sorted());

@@ -13,11 +13,13 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 mod rebuild;
 
 use crate::{
+    admission::catalog::Catalog,
     audit,
     circuit::Circuit,
     database::{Database, is_outage},
@@ -45,6 +47,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Recovery {
     pub(crate) database: Database,
+    catalog: Arc<Catalog>,
     locks: Locks,
     engine_circuit: Arc<Circuit>,
     database_circuit: Arc<Circuit>,
@@ -69,7 +72,8 @@ impl Drop for Running<'_> {
 /// How one attempt to make an offer sell ended.
 #[derive(Debug)]
 enum Attempt {
-    /// The offer sells, or never will again.
+    /// The offer sells, or never will again, or not under this number of segments: who asks the
+    /// catalog for it gets another.
     Healthy,
     /// Another rebuild is under way, or overtook this one.
     Overtaken,
@@ -98,6 +102,7 @@ impl Recovery {
     #[must_use]
     pub fn new(
         database: Database,
+        catalog: Arc<Catalog>,
         locks: Locks,
         engine_circuit: Arc<Circuit>,
         database_circuit: Arc<Circuit>,
@@ -106,6 +111,7 @@ impl Recovery {
     ) -> Self {
         Self {
             database,
+            catalog,
             locks,
             engine_circuit,
             database_circuit,
@@ -188,10 +194,9 @@ impl Recovery {
         offer: &Arc<Offer>,
         reason: &'static str,
     ) -> Result<(), Error> {
-        let scripts = &offer.segment.scripts;
-        match scripts.levels().await {
+        match offer.levels().await {
             Ok(Ok(levels)) => {
-                let frozen = scripts.freeze(levels.stamp.epoch, reason).await;
+                let frozen = freeze_all(offer, levels.stamp.epoch, reason).await;
                 frozen.map_err(|error| self.engine_failed(error))?;
             }
             // What can't be read or sells nothing is rebuilt in any case.
@@ -209,7 +214,7 @@ impl Recovery {
         let (recovery, offer) = (self.clone(), offer.clone());
         self.tasks.spawn(async move {
             if let Some((epoch, reason)) = freeze
-                && let Err(error) = offer.segment.scripts.freeze(epoch, reason).await
+                && let Err(error) = freeze_all(&offer, epoch, reason).await
             {
                 tracing::warn!(offer = %offer.key, %error, "could not freeze");
             }
@@ -263,7 +268,7 @@ impl Recovery {
         let Some(rebuilt) = rebuild::rebuild(self, offer, sql, engine).await? else {
             return Ok(Attempt::Overtaken);
         };
-        offer.segment.adopt(rebuilt.epoch);
+        offer.adopt(rebuilt.epoch);
         self.rebuilds.fetch_add(1, Ordering::Relaxed);
         let frozen = started.elapsed();
         metrics::rebuilt(&reason, frozen);
@@ -278,25 +283,42 @@ impl Recovery {
     }
 
     async fn examine(&self, offer: &Arc<Offer>) -> Result<Found, Error> {
-        let known = offer.segment.epoch();
+        let known = offer.epoch();
         // SQL first: an engine that is at SQL's epoch, or was when SQL was read, is not behind it.
-        let Some(sql) = rebuild::epoch_to_sell_under(self, offer).await? else {
+        let Some(row) = rebuild::row_to_sell_under(self, offer).await? else {
             return Ok(Found::Healthy);
         };
-        let (engine, reason) = match offer.segment.scripts.levels().await {
-            Ok(Ok(levels)) if levels.stamp.epoch == sql && sql >= known => {
+        if row.segments != offer.segments.count() {
+            // Another server has raised the number. What is known here is of the one before.
+            let read = self.catalog.refresh_one(&offer.key.activity_id).await;
+            read.map_err(|error| self.sql_failed(error))?;
+            return Ok(Found::Healthy);
+        }
+        let sql = row.epoch;
+        // One lost segment rebuilds the offer.
+        let (mut engine, mut sick) = (known, None);
+        let looks = offer.segments.all().iter().map(|segment| segment.scripts.levels());
+        for look in join_all(looks).await {
+            let (epoch, reason) = match look {
+                Ok(Ok(levels)) if levels.stamp.epoch == sql && sql >= known => continue,
+                Ok(Ok(levels)) => (levels.stamp.epoch, "behind".to_owned()),
+                Ok(Err(Refusal::NotWarmed)) => (0, "missing".to_owned()),
+                Ok(Err(Refusal::Frozen { stamp, reason, .. })) => (stamp.epoch, reason),
+                // A key of another type is what a rebuild mends.
+                Err(EngineError::Script(_)) => (0, "unreadable".to_owned()),
+                Err(error) => return Err(self.engine_failed(error)),
+            };
+            engine = engine.max(epoch);
+            sick.get_or_insert(reason);
+        }
+        match sick {
+            Some(reason) => Ok(Found::Sick { sql, engine, reason }),
+            None => {
                 // It may be healthy and yet older than what was seen; then it was frozen before.
-                offer.segment.adopt(sql);
-                return Ok(Found::Healthy);
+                offer.adopt(sql);
+                Ok(Found::Healthy)
             }
-            Ok(Ok(levels)) => (levels.stamp.epoch, "behind".to_owned()),
-            Ok(Err(Refusal::NotWarmed)) => (0, "missing".to_owned()),
-            Ok(Err(Refusal::Frozen { stamp, reason })) => (stamp.epoch, reason),
-            // A key of another type is what a rebuild mends.
-            Err(EngineError::Script(_)) => (0, "unreadable".to_owned()),
-            Err(error) => return Err(self.engine_failed(error)),
-        };
-        Ok(Found::Sick { sql, engine: engine.max(known), reason })
+        }
     }
 
     /// Tells the audit of a rebuild.
@@ -338,6 +360,14 @@ impl Recovery {
         }
         error.into()
     }
+}
+
+/// Stops the sale of every segment that is at this epoch. One that did not hear of it goes on until
+/// the rebuild, under an epoch that SQL does not take any more.
+async fn freeze_all(offer: &Offer, epoch: u64, reason: &str) -> Result<(), EngineError> {
+    let all = offer.segments.all().iter();
+    let frozen = join_all(all.map(|segment| segment.scripts.freeze(epoch, reason))).await;
+    frozen.into_iter().collect()
 }
 
 fn lock_name(key: &OfferKey) -> String {

@@ -21,7 +21,10 @@ use std::{
 };
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter};
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    time::Instant,
+};
 use tracing::Instrument as _;
 
 mod confirm;
@@ -51,12 +54,15 @@ use crate::{
     },
     recovery::Recovery,
     telemetry::spans,
+    transfers::{self, Gathered, Shortage},
 };
 
 /// The most calls of Release, Confirm and GetReservation that wait for SQL.
 const LOOKUPS_WAITING: usize = 2_000;
 /// How often a request is taken anew after the engine or SQL turned out to be at another epoch.
 const ATTEMPTS: u32 = 2;
+/// How often a home is asked anew after it was short of units.
+const GATHERINGS: u32 = 16;
 
 /// The flows of reservations, shared by the API, the sweeper, the poller and the expiry worker.
 #[derive(Debug)]
@@ -140,14 +146,17 @@ impl Reservations {
             order_no: new_order_no(),
             buyer: request.buyer.clone(),
             quantity: request.quantity,
+            again: false,
         };
         for _ in 0..ATTEMPTS {
-            let reply = match offer
-                .segment
-                .take(take.clone(), caller.clone())
-                .instrument(spans::step("script"))
-                .await
-            {
+            let taking = async {
+                match offer.segments.count() {
+                    1 => Ok(offer.home(&take.buyer).take(take.clone(), caller.clone()).await),
+                    // Apart, so that a reservation of one segment is as small as ever.
+                    _ => Box::pin(self.take_anywhere(&offer, &take, &caller)).await,
+                }
+            };
+            let reply = match taking.instrument(spans::step("script")).await? {
                 Ok(reply) => reply,
                 Err(error) => match self.after_failed_take(&offer, error).await? {
                     Step::Done(outcome) => return Ok(outcome),
@@ -163,18 +172,51 @@ impl Reservations {
         Err(Error::OfferFrozen(offer.key.clone()))
     }
 
+    /// Takes units at home, after others were brought there if it has too few. That nothing is left
+    /// is the answer only when no segment has any, and the home still stood where it said so.
+    async fn take_anywhere(
+        &self,
+        offer: &Arc<Offer>,
+        take: &Take,
+        caller: &Caller,
+    ) -> Result<Result<TakeReply, TakeError>, Error> {
+        let (home, since) = (offer.home(&take.buyer), Instant::now());
+        let mut take = take.clone();
+        for _ in 0..GATHERINGS {
+            let mut reply = match home.take(take.clone(), caller.clone()).await {
+                Ok(reply) => reply,
+                Err(error) => return Ok(Err(error)),
+            };
+            match reply.taken {
+                Taken::SoldOut | Taken::Insufficient { .. } => {}
+                Taken::Taken { .. }
+                | Taken::Replayed { .. }
+                | Taken::Released
+                | Taken::Duplicate { .. }
+                | Taken::RateLimited { .. } => return Ok(Ok(reply)),
+            }
+            let needed = u64::from(take.quantity);
+            let shortage = Shortage { home, needed, seen: reply.stamp, since };
+            if let Gathered::Left(left) = transfers::gather(&self.recovery, offer, shortage).await?
+            {
+                reply.taken =
+                    if left == 0 { Taken::SoldOut } else { Taken::Insufficient { stock: left } };
+                return Ok(Ok(reply));
+            }
+            // It was counted.
+            take.again = true;
+        }
+        Err(Error::OfferFrozen(offer.key.clone()))
+    }
+
     async fn after_failed_take(&self, offer: &Arc<Offer>, error: TakeError) -> Result<Step, Error> {
         let frozen = || Err(Error::OfferFrozen(offer.key.clone()));
         match error {
-            TakeError::Refused(Refusal::Frozen { stamp, reason }) => {
-                if reason == "epoch" && stamp.epoch > offer.segment.epoch() {
-                    offer.segment.adopt(stamp.epoch);
-                    return Ok(Step::Again);
-                }
-                // Somebody else's rebuild may have ended in between; then another try is enough.
-                if reason == "epoch" && stamp.epoch == offer.segment.epoch() {
-                    return Ok(Step::Again);
-                }
+            // Somebody else's rebuild may have ended in between; then another try is enough.
+            TakeError::Refused(refusal) if offer.segments.adopt_refused(&refusal) => {
+                Ok(Step::Again)
+            }
+            TakeError::Refused(Refusal::Frozen { stamp, reason, .. }) => {
                 if reason == "corrupt" {
                     // Not everything that reserve.lua sees shows in levels.lua: frozen first, it is
                     // rebuilt in any case.
@@ -195,7 +237,7 @@ impl Reservations {
             }
             TakeError::Engine(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "a script failed on this offer's keys");
-                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "unreadable");
+                self.recovery.freeze_and_rebuild(offer, offer.epoch(), "unreadable");
                 frozen()
             }
             TakeError::Engine(EngineError::Full(text)) => {
@@ -279,7 +321,7 @@ impl Reservations {
         let (slot, epoch) = (row.slot, row.epoch);
         match self.writer.write(row).instrument(spans::step("commit")).await {
             Ok(Written::Live(reservation)) => {
-                offer.segment.acknowledge(
+                offer.home(&reservation.buyer).acknowledge(
                     reservation.buyer.clone(),
                     slot,
                     reservation.order_no.clone(),
@@ -360,12 +402,13 @@ impl Reservations {
             tracing::error!(row = row.id, "an outbox row holds ids that we would never write");
             return None;
         };
-        let before = offer.segment.seen();
-        match offer.segment.scripts.release(row.row_epoch(), &id, &buyer).await {
+        let home = offer.home(&buyer);
+        let before = home.seen();
+        match home.scripts.release(row.row_epoch(), &id, &buyer).await {
             Ok(given_back) => {
                 if let GivenBack::NotReserved { stamp, .. } | GivenBack::Released { stamp, .. } =
                     &given_back
-                    && offer.segment.observe(before, *stamp).is_err()
+                    && home.observe(before, *stamp).is_err()
                 {
                     self.recovery.freeze_and_rebuild(offer, stamp.epoch, "went_back");
                 }
@@ -373,7 +416,7 @@ impl Reservations {
             }
             Err(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "release.lua failed on these keys");
-                self.recovery.freeze_and_rebuild(offer, offer.segment.epoch(), "unreadable");
+                self.recovery.freeze_and_rebuild(offer, offer.epoch(), "unreadable");
                 None
             }
             Err(EngineError::Full(text)) => {

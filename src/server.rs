@@ -160,6 +160,7 @@ impl Parts {
         let locks = Locks::new(engine.clone(), tasks.clone());
         let recovery = Arc::new(Recovery::new(
             database.clone(),
+            catalog.clone(),
             locks.clone(),
             engine_circuit.clone(),
             database_circuit.clone(),

@@ -26,6 +26,7 @@ use crate::{
     engine::{
         EngineError,
         scripts::{Refusal, Stamp},
+        segments::OfferLevels,
     },
     error::Error,
     metrics::{self, Watching},
@@ -218,7 +219,7 @@ impl StockFeed {
     /// The offer's figures, unless they are in doubt.
     async fn figures(&self, offer: &Arc<Offer>) -> Option<Figures> {
         if !offer.is_warm() {
-            let stamp = Stamp { epoch: offer.segment.epoch(), revision: 0 };
+            let stamp = Stamp { epoch: offer.epoch(), revision: 0 };
             let observe_time = offer.clock.now();
             return Some(Figures {
                 total: offer.total,
@@ -230,13 +231,21 @@ impl StockFeed {
         if self.engine_circuit.is_open() || offer.is_forgotten() {
             return None;
         }
-        let before = offer.segment.seen();
-        match offer.segment.scripts.levels().await {
-            Ok(Ok(levels)) => {
-                if offer.segment.observe(before, levels.stamp).is_err() {
-                    self.recovery.freeze_and_rebuild(offer, levels.stamp.epoch, "went_back");
-                    return None;
+        let segments = offer.segments.all();
+        let before: Vec<Stamp> = segments.iter().map(|segment| segment.seen()).collect();
+        match offer.segments.levels_of_each().await {
+            Ok(Ok(all)) => {
+                for ((segment, before), levels) in segments.iter().zip(before).zip(&all) {
+                    if segment.observe(before, levels.stamp).is_err() {
+                        self.recovery.freeze_and_rebuild(offer, levels.stamp.epoch, "went_back");
+                        return None;
+                    }
                 }
+                let Some(levels) = OfferLevels::of(&all) else {
+                    // In the middle of a rebuild, or behind one.
+                    self.recovery.rebuild(offer);
+                    return None;
+                };
                 Some(Figures {
                     total: levels.offered(),
                     remaining: levels.stock,

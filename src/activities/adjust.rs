@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::Activities;
 use crate::{
     adjustments::{self, Adjustment, Proposal, Step, Verdict},
@@ -11,10 +13,12 @@ use crate::{
     error::Error,
     failpoints::failpoint,
     offer::Offer,
+    transfers::{self, Gathered, Shortage},
 };
 
-/// How often an adjustment is begun anew after the offer was rebuilt in the middle.
-const ATTEMPTS: u32 = 5;
+/// How often an adjustment is begun anew after the offer was rebuilt in the middle, or its units were
+/// sold while they were gathered.
+const ATTEMPTS: u32 = 16;
 
 const NEEDED: &str = "stock is adjusted from the warm-up to the end of the activity";
 
@@ -93,9 +97,10 @@ impl Activities {
     ) -> Result<Adjustment, Error> {
         let (id, units) = (&request.request_id, request.delta.unsigned_abs());
         for _ in 0..ATTEMPTS {
-            let epoch = offer.segment.epoch();
+            let (epoch, since) = (offer.epoch(), Instant::now());
             let now = self.database.clock();
-            let set_aside = offer.segment.scripts.set_aside(epoch, id, units, now).await;
+            let home = offer.segments.home_of(id.as_str());
+            let set_aside = home.scripts.set_aside(epoch, id, units, now).await;
             failpoint!("after_set_aside_script");
             let verdict = match set_aside.map_err(|error| self.engine_failed(error))? {
                 Ok(SetAside::Done { units: found }) if found == units => {
@@ -104,7 +109,28 @@ impl Activities {
                 Ok(SetAside::Done { units: found }) => {
                     return Err(conflict("delta", format!("-{found}"), request.delta.to_string()));
                 }
-                Ok(SetAside::Insufficient { possible }) => {
+                Ok(SetAside::Insufficient { stamp, .. }) if offer.segments.count() > 1 => {
+                    let shortage = Shortage { home, needed: units, seen: stamp, since };
+                    match transfers::gather(&self.recovery, offer, shortage).await {
+                        Ok(Gathered::Ask) => continue,
+                        Ok(Gathered::Left(left)) => {
+                            // One stays in the offer in any case.
+                            let levels = offer.levels().await;
+                            let levels = levels.map_err(|error| self.engine_failed(error))?;
+                            let most = levels.map_or(left, |levels| {
+                                left.min(levels.offered().saturating_sub(1))
+                            });
+                            let possible = -i64::try_from(most).unwrap_or(i64::MAX);
+                            self.decide(request, Step::Cancel { epoch, possible }, actor).await?
+                        }
+                        Err(Error::OfferFrozen(_)) => {
+                            self.recovery.rebuild_now(offer).await?;
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(SetAside::Insufficient { possible, .. }) => {
                     let possible = -i64::try_from(possible).unwrap_or(i64::MAX);
                     self.decide(request, Step::Cancel { epoch, possible }, actor).await?
                 }
@@ -115,12 +141,7 @@ impl Activities {
                         Error::internal(format!("the engine knows an end of {id}, SQL does not"))
                     })?)
                 }
-                Err(Refusal::Frozen { stamp, reason })
-                    if reason == "epoch" && stamp.epoch > epoch =>
-                {
-                    offer.segment.adopt(stamp.epoch);
-                    continue;
-                }
+                Err(refusal) if offer.segments.adopt_refused(&refusal) => continue,
                 Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => {
                     self.recovery.rebuild_now(offer).await?;
                     continue;

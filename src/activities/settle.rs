@@ -112,8 +112,12 @@ impl Activities {
     }
 
     async fn purge(&self, activity: &Activity) -> Result<(), Error> {
-        let purged: Vec<bool> = stream::iter(activity.offers.values().cloned())
-            .map(|offer| async move { offer.segment.scripts.purge(offer.segment.epoch()).await })
+        let segments = activity.offers.values().flat_map(|offer| {
+            let epoch = offer.epoch();
+            offer.segments.all().iter().map(move |segment| (segment.clone(), epoch))
+        });
+        let purged: Vec<bool> = stream::iter(segments.collect::<Vec<_>>())
+            .map(|(segment, epoch)| async move { segment.scripts.purge(epoch).await })
             .buffer_unordered(AT_ONCE)
             .try_collect()
             .await

@@ -13,7 +13,7 @@ use crate::{
     admission::catalog::Phase,
     database::Backend,
     domain::{ActivityId, OfferPipeline, PipelineStatus, TimeMs},
-    engine::scripts::{Levels, Refusal},
+    engine::{scripts::Refusal, segments::OfferLevels},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
     metrics::{Depth, MOST_OFFERS, OfferDepth},
@@ -36,7 +36,7 @@ struct OrderCount {
     rows: i64,
 }
 
-fn unacked(levels: &HashMap<String, Option<Levels>>) -> u64 {
+fn unacked(levels: &HashMap<String, Option<OfferLevels>>) -> u64 {
     levels.values().flatten().map(|levels| levels.unacked).sum()
 }
 
@@ -105,7 +105,7 @@ impl Activities {
         let open = all.iter().filter(|activity| activity.phase(now) == Phase::Open);
         for offer in open.flat_map(|activity| activity.offers.values()) {
             let found = levels.as_ref().and_then(|levels| levels.get(&offer.key.to_string()));
-            if let Some(Some(Levels { total, stock, .. })) = found {
+            if let Some(Some(OfferLevels { total, stock, .. })) = found {
                 let offer = offer.key.clone();
                 on_sale.push(OfferDepth { offer, total: *total, remaining: *stock });
             }
@@ -140,15 +140,15 @@ impl Activities {
     }
 
     /// By offer key; an offer that is frozen has no levels. `None` while the engine is away.
-    async fn levels_of(&self, offers: &[Arc<Offer>]) -> Option<HashMap<String, Option<Levels>>> {
+    async fn levels_of(
+        &self,
+        offers: &[Arc<Offer>],
+    ) -> Option<HashMap<String, Option<OfferLevels>>> {
         let warm: Vec<Arc<Offer>> =
             offers.iter().filter(|offer| offer.is_in_engine()).cloned().collect();
-        let mut answers =
-            stream::iter(warm)
-                .map(|offer| async move {
-                    (offer.key.to_string(), offer.segment.scripts.levels().await)
-                })
-                .buffer_unordered(AT_ONCE);
+        let mut answers = stream::iter(warm)
+            .map(|offer| async move { (offer.key.to_string(), offer.levels().await) })
+            .buffer_unordered(AT_ONCE);
         let mut levels = HashMap::new();
         while let Some((key, answer)) = answers.next().await {
             match answer {
@@ -211,7 +211,7 @@ impl Activities {
     async fn offer_figures(
         &self,
         id: &ActivityId,
-        levels: &HashMap<String, Option<Levels>>,
+        levels: &HashMap<String, Option<OfferLevels>>,
     ) -> Result<Vec<OfferPipeline>, DbErr> {
         let reader = self.database.reader();
         let rows = offers::Entity::find()

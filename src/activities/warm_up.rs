@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future::join_all, stream};
 use sea_orm::{
     ColumnTrait, DbErr, EntityTrait, QueryFilter,
     sea_query::{Expr, ExprTrait},
@@ -19,7 +19,8 @@ use crate::{
     domain::{ActivityId, ActivityState, StockView, WarmUpReport},
     engine::{
         EngineError, locks,
-        scripts::{Levels, Refusal, WarmedUp},
+        scripts::{Refusal, WarmedUp},
+        segments::{OfferLevels, share},
     },
     entity::{activities, offers},
     error::Error,
@@ -93,45 +94,71 @@ impl Activities {
 
     async fn warm_up_offer(&self, offer: &Arc<Offer>) -> Result<StockView, Error> {
         let mismatch = |detail: String| Error::WarmupMismatch { offer: offer.key.clone(), detail };
-        let scripts = &offer.segment.scripts;
+        let count = offer.segments.count();
+        // Which one does not match, where there are several.
+        let of = |number: u32| match count {
+            1 => String::new(),
+            _ => format!("segment {number}: "),
+        };
         if !offer.is_warm() {
-            let epoch = offer.segment.epoch();
-            let warmed = scripts.warmup(epoch, offer.total, offer.total, offer.keys_expire).await;
+            let epoch = offer.epoch();
+            let warmed = join_all(offer.segments.all().iter().map(|segment| {
+                let units = share(offer.total, count, segment.number);
+                segment.scripts.warmup(epoch, units, units, offer.keys_expire)
+            }));
+            let warmed = warmed.await;
             failpoint!("after_warmup_script");
-            match warmed.map_err(|error| self.engine_failed(error))? {
-                WarmedUp::Written | WarmedUp::Already => {}
-                WarmedUp::Mismatch { what, found, .. } if is_left_over(&what, &found, epoch) => {
-                    // The same way back as for any offer.
-                    self.recovery.rebuild_now(offer).await?;
+            let mut is_left_over = false;
+            for (number, warmed) in (0..count).zip(warmed) {
+                match warmed.map_err(|error| self.engine_failed(error))? {
+                    WarmedUp::Written | WarmedUp::Already => {}
+                    WarmedUp::Mismatch { what, found, .. } if left_over(&what, &found, epoch) => {
+                        is_left_over = true;
+                    }
+                    WarmedUp::Mismatch { what, found, asked } => {
+                        let of = of(number);
+                        return Err(mismatch(format!(
+                            "{of}{what} is {found} where {asked} belongs"
+                        )));
+                    }
                 }
-                WarmedUp::Mismatch { what, found, asked } => {
-                    return Err(mismatch(format!("{what} is {found} where {asked} belongs")));
-                }
+            }
+            if is_left_over {
+                // The same way back as for any offer.
+                self.recovery.rebuild_now(offer).await?;
             }
         }
         // Read back what was written, whoever wrote it.
-        let levels = match scripts.levels().await.map_err(|error| self.engine_failed(error))? {
-            Ok(levels) => levels,
+        let read = offer.segments.levels_of_each().await;
+        let all = match read.map_err(|error| self.engine_failed(error))? {
+            Ok(all) => all,
             Err(Refusal::NotWarmed | Refusal::Frozen { .. }) if offer.is_warm() => {
                 self.recovery.rebuild(offer);
                 return Err(Error::OfferFrozen(offer.key.clone()));
             }
             Err(refusal) => return Err(mismatch(format!("it reads back as {refusal:?}"))),
         };
-        // A warm offer may be in the middle of an adjustment.
-        if !offer.is_warm() && levels.total != offer.total {
-            return Err(mismatch(format!(
-                "total is {} where {} belongs",
-                levels.total, offer.total
-            )));
+        // A warm offer may be in the middle of an adjustment, and its units move.
+        for (number, levels) in (0..count).zip(&all).filter(|_| !offer.is_warm()) {
+            let (of, units) = (of(number), share(offer.total, count, number));
+            if u64::try_from(levels.total) != Ok(units) {
+                let total = levels.total;
+                return Err(mismatch(format!("{of}total is {total} where {units} belongs")));
+            }
+            if levels.stock != units || levels.reservations != 0 {
+                return Err(mismatch(format!(
+                    "{of}stock is {} where {units} belongs, with {} reservations",
+                    levels.stock, levels.reservations
+                )));
+            }
         }
-        if !offer.is_warm() && (levels.stock != offer.total || levels.reservations != 0) {
-            return Err(mismatch(format!(
-                "stock is {} where {} belongs, with {} reservations",
-                levels.stock, offer.total, levels.reservations
-            )));
+        match OfferLevels::of(&all) {
+            Some(levels) => Ok(stock_view(offer, &levels)),
+            None => {
+                self.recovery.rebuild(offer);
+                Err(Error::OfferFrozen(offer.key.clone()))
+            }
         }
-        Ok(stock_view(offer, &levels))
     }
 
     /// The whole activity is warm, or nothing of it: false when it was ended meanwhile.
@@ -184,7 +211,7 @@ impl Activities {
 
 /// Whether the keys are those of an earlier warm-up: from before the engine restarted, or from
 /// before a rebuild that it lost.
-fn is_left_over(what: &str, found: &str, epoch: u64) -> bool {
+fn left_over(what: &str, found: &str, epoch: u64) -> bool {
     match what {
         "server" | "frozen" => true,
         "epoch" => found.parse().is_ok_and(|found: u64| found < epoch),
@@ -193,7 +220,7 @@ fn is_left_over(what: &str, found: &str, epoch: u64) -> bool {
 }
 
 /// The engine's figures of an offer that sells.
-pub(super) fn stock_view(offer: &Offer, levels: &Levels) -> StockView {
+pub(super) fn stock_view(offer: &Offer, levels: &OfferLevels) -> StockView {
     StockView {
         sku_id: offer.key.sku_id.to_string(),
         total: levels.offered(),

@@ -6,7 +6,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,13 +20,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     database::Database,
-    domain::{ActivityId, ActivityState, OfferKey, SkuId, TimeMs},
+    domain::{ActivityId, ActivityState, Clock, OfferKey, SkuId, TimeMs},
     engine::{
         Engine,
         batcher::{Segment, SegmentOptions},
         events::Event,
         keys,
         scripts::SegmentScripts,
+        segments::Segments,
+        verdict::Verdict,
     },
     entity::{activities, offers},
     error::Error,
@@ -102,7 +107,7 @@ type Activities = HashMap<ActivityId, Arc<Activity>>;
 pub struct Catalog {
     database: Database,
     engine: Arc<dyn Engine>,
-    segments: SegmentOptions,
+    options: SegmentOptions,
     tasks: TaskTracker,
     activities: ArcSwap<Activities>,
     unknown: Mutex<HashMap<ActivityId, Instant>>,
@@ -117,13 +122,13 @@ impl Catalog {
     pub fn new(
         database: Database,
         engine: Arc<dyn Engine>,
-        segments: SegmentOptions,
+        options: SegmentOptions,
         tasks: TaskTracker,
     ) -> Self {
         Self {
             database,
             engine,
-            segments,
+            options,
             tasks,
             activities: ArcSwap::default(),
             unknown: Mutex::default(),
@@ -254,14 +259,12 @@ impl Catalog {
                     self.refresh_one(&id).await?;
                 }
             }
-            // There is one segment.
-            Event::Reopened { offer, segment: _, stamp } => {
+            Event::Reopened { offer, segment, stamp } => {
                 let activities = self.activities.load();
                 let activity = activities.get(&offer.activity_id);
-                if let Some(offer) =
-                    activity.and_then(|activity| activity.offers.get(&offer.sku_id))
-                {
-                    offer.segment.sold_out.hear(stamp);
+                let offer = activity.and_then(|activity| activity.offers.get(&offer.sku_id));
+                if let Some(segment) = offer.and_then(|offer| offer.segments.get(segment)) {
+                    segment.hear(stamp);
                 }
             }
         }
@@ -312,12 +315,12 @@ impl Catalog {
             let Ok(sku_id) = SkuId::new(&row.sku_id) else {
                 continue;
             };
-            let segment = before
+            let segments = before
                 .and_then(|activity| activity.offers.get(&sku_id))
-                .map(|offer| offer.segment.clone());
+                .map(|offer| offer.segments.clone());
             let key = OfferKey { activity_id: id.clone(), sku_id: sku_id.clone() };
-            offers
-                .insert(sku_id, Arc::new(self.offer_from(key, row, keys_expire, settled, segment)));
+            let offer = self.offer_from(key, row, keys_expire, settled, segments);
+            offers.insert(sku_id, Arc::new(offer));
         }
         Ok(Arc::new(Activity {
             id,
@@ -337,22 +340,19 @@ impl Catalog {
         row: offers::Model,
         keys_expire: TimeMs,
         settled: bool,
-        segment: Option<Arc<Segment>>,
+        segments: Option<Arc<Segments>>,
     ) -> Offer {
         // The schema keeps these figures positive and small.
         let max_orders = u32::try_from(row.max_orders_per_user).unwrap_or(1);
         let epoch = u64::try_from(row.epoch).unwrap_or(1);
         let hold = u64::try_from(row.hold_s).ok().filter(|&hold_s| hold_s > 0);
         let clock = self.database.shared_clock();
-        let segment = segment.unwrap_or_else(|| {
-            let keys = keys::segment(&key, 0);
-            let clock = clock.clone();
-            let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders)
-                .limited(self.segments.attempts);
-            let (options, tasks) = (self.segments, self.tasks.clone());
-            Arc::new(Segment::new(scripts, max_orders, epoch, options, clock, tasks))
-        });
-        segment.adopt(epoch);
+        // Of another number they have other homes, and none of the epochs before.
+        let count = u32::try_from(row.segments).unwrap_or(1).max(1);
+        let segments = segments
+            .filter(|segments| segments.count() == count)
+            .unwrap_or_else(|| Arc::new(self.segments_of(&key, count, max_orders, epoch, &clock)));
+        segments.adopt(epoch);
         Offer {
             key,
             title: row.title,
@@ -367,7 +367,29 @@ impl Catalog {
             settled,
             warm: AtomicBool::new(row.warm_time.is_some()),
             asked_cold: AtomicBool::new(false),
-            segment,
+            segments,
         }
+    }
+
+    fn segments_of(
+        &self,
+        key: &OfferKey,
+        count: u32,
+        max_orders: u32,
+        epoch: u64,
+        clock: &Clock,
+    ) -> Segments {
+        let (options, epoch) = (self.options, Arc::new(AtomicU64::new(epoch)));
+        let verdict = (count > 1).then(|| Arc::new(Verdict::new(count, options.believe_sold_out)));
+        let segment = |number| {
+            let keys = keys::segment(key, number);
+            let scripts = SegmentScripts::new(self.engine.clone(), keys, max_orders)
+                .among(count)
+                .limited(options.attempts);
+            let of_offer = (epoch.clone(), verdict.clone());
+            let (clock, tasks) = (clock.clone(), self.tasks.clone());
+            Segment::new(scripts, number, max_orders, of_offer, options, clock, tasks)
+        };
+        Segments::new(segment(0), (1..count).map(segment), epoch.clone(), verdict.clone())
     }
 }

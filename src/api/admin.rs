@@ -155,10 +155,11 @@ impl pb::seckill_admin_server::SeckillAdmin for Services {
     ) -> Result<Response<pb::RebuildStockResponse>, Status> {
         let actor = actor(&request);
         let request = request.into_inner();
-        let (id, sku_id) = convert::rebuild_stock(&request)?;
+        let (id, sku_id, segments) = convert::rebuild_stock(&request)?;
         let (activities, reason) = (self.activities.clone(), request.reason);
-        let work =
-            async move { activities.rebuild_stock(&id, sku_id.as_ref(), &actor, &reason).await };
+        let work = async move {
+            activities.rebuild_stock(&id, sku_id.as_ref(), segments, &actor, &reason).await
+        };
         let offers = self.run(work).await?.into_iter().map(Into::into).collect();
         Ok(Response::new(pb::RebuildStockResponse { offers }))
     }

@@ -53,8 +53,6 @@ pub const MAX_PAGE_TOKEN_LEN: usize = 1_024;
 pub const MAX_WATCHED: usize = 10_000;
 /// The longest `min_interval` of a stream.
 pub const MAX_MIN_INTERVAL: Duration = Duration::from_secs(60);
-/// The most segments that an offer may have in this version; [`MAX_SEGMENTS`] is the contract's.
-const SUPPORTED_SEGMENTS: u32 = 1;
 
 /// Reads a ReserveRequest. `is_repeat` is what the client library says about the call, `address`
 /// where it comes from.
@@ -286,12 +284,6 @@ fn offer_spec(check: &mut Check, at: usize, spec: pb::OfferSpec) -> Option<Offer
         Some(given) => check.whole_seconds(path!("hold"), given, Duration::ZERO, MAX_HOLD),
     };
     let segments = check.number_at(path!("segments"), spec.segments, 1, MAX_SEGMENTS);
-    if let Some(segments) = segments
-        && segments > SUPPORTED_SEGMENTS
-    {
-        let rule = format_args!("must be {SUPPORTED_SEGMENTS} in this version (it is {segments})");
-        check.fail(path!("segments"), rule);
-    }
     Some(OfferSpec {
         sku_id: sku_id?,
         title: spec.title,
@@ -326,10 +318,11 @@ pub fn adjust_stock(request: pb::AdjustStockRequest) -> Result<AdjustRequest, Er
     })
 }
 
-/// Reads a RebuildStockRequest: the activity, and the offer unless all are meant.
+/// Reads a RebuildStockRequest: the activity, the offer unless all are meant, and the number of
+/// segments unless it stays.
 pub fn rebuild_stock(
     request: &pb::RebuildStockRequest,
-) -> Result<(ActivityId, Option<SkuId>), Error> {
+) -> Result<(ActivityId, Option<SkuId>, Option<u32>), Error> {
     let mut check = Check::default();
     let activity_id = check.id("activity_id", &request.activity_id, ActivityId::new);
     let sku_id = match request.sku_id.as_str() {
@@ -337,7 +330,8 @@ pub fn rebuild_stock(
         text => check.id("sku_id", text, SkuId::new).map(Some),
     };
     check.text(format_args!("reason"), &request.reason, 0, MAX_REASON_CHARS);
-    check.finish(|| Some((activity_id?, sku_id?)))
+    let segments = check.number("segments", Some(request.segments), 0, MAX_SEGMENTS);
+    check.finish(|| Some((activity_id?, sku_id?, Some(segments?).filter(|&segments| segments > 0))))
 }
 
 /// Reads the `reservation_id` and the `reason` of what is done with a dead letter.

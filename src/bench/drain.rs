@@ -89,7 +89,7 @@ async fn measure(
 ) -> Result<u64, Error> {
     let failed = |error: crate::error::Error| Error::Unavailable(format!("the outbox: {error}"));
     let offer = parts.catalog.offer(&bed.offer).await.map_err(failed)?;
-    let epoch = offer.segment.epoch();
+    let epoch = offer.epoch();
     tell("rows into the outbox");
     let warm = write(parts, &bed.offer, epoch, "w", plan.warm_up()).await?;
     let begun = Instant::now();

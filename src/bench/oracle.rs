@@ -70,7 +70,9 @@ pub(super) async fn read_books(
     // The rows stay, as those of every sale do; an engine of others shall not keep the stock.
     for offer in offers {
         let offer = parts.catalog.offer(offer).await?;
-        offer.segment.scripts.purge(LAST_EPOCH).await?;
+        for segment in offer.segments.all() {
+            segment.scripts.purge(LAST_EPOCH).await?;
+        }
     }
     Ok(broken)
 }

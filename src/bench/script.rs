@@ -90,6 +90,7 @@ impl Alone {
             buyer,
             quantity: 1,
             order_no: new_order_no(),
+            again: false,
         };
         let taken = self.scripts.reserve(EPOCH, TimeMs::now(), [take].iter()).await;
         match taken.map_err(away)? {

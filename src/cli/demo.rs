@@ -51,6 +51,9 @@ pub struct Options {
     /// Offers that the units are spread over.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub offers: u32,
+    /// Segments that the stock of each offer is split into.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub segments: u32,
     /// The stock engine (engine.url) [not set anywhere: the embedded one].
     #[arg(long, value_name = "URL")]
     pub engine_url: Option<String>,

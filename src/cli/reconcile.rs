@@ -172,6 +172,9 @@ pub struct Rebuild {
     activity_id: String,
     /// The offer [without it: all of the activity].
     sku_id: Option<String>,
+    /// Splits the stock into so many segments from now on, at least as many as before.
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..=256))]
+    segments: Option<i32>,
     /// Why, for the audit.
     #[arg(long, default_value = "", hide_default_value = true)]
     reason: String,
@@ -184,6 +187,7 @@ impl Rebuild {
             activity_id: self.activity_id,
             sku_id: self.sku_id.unwrap_or_default(),
             reason: self.reason,
+            segments: self.segments.unwrap_or(0),
         };
         let mut admin = client.admin();
         let working = context.printer.spinner("rebuilding the engine from the database");

@@ -366,6 +366,15 @@ component! {
 }
 
 component! {
+    /// Offers of several segments.
+    SegmentsSettings = "segments" {
+        /// How often units are spread anew, so that no segment has less than half of its share while
+        /// others have more. 0: never; then a segment gets units only when a buyer finds too few.
+        balance_ms: u64 = 1_000 => 0..=60_000;
+    }
+}
+
+component! {
     /// The expiry of holds.
     HoldsSettings = "holds" {
         /// How often to look for holds that have expired.

@@ -426,7 +426,7 @@ mod tests {
             (
                 "verbose = true\n",
                 "verbose (seckill.toml:1): there is no such setting; the sections are grpc, http, auth, tls, \
-                 engine, database, reserve, limits, outbox, sweeper, holds, catalog, watch, log, traces",
+                 engine, database, reserve, limits, outbox, sweeper, segments, holds, catalog, watch, log, traces",
             ),
         ] {
             assert_eq!(from_file(text).expect_err(text), message);

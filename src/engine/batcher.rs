@@ -19,6 +19,7 @@ use super::{
     EngineError,
     scripts::{Answer, Attempts, Members, Refusal, SegmentScripts, Stamp, Take, Taken},
     sold_out::{Read, SoldOut},
+    verdict::Verdict,
 };
 use crate::{
     domain::{BuyerId, Clock, OrderNo, TimeMs},
@@ -99,10 +100,16 @@ pub struct SegmentOptions {
 #[derive(Debug)]
 pub struct Segment {
     pub scripts: SegmentScripts,
+    /// Its number among the segments of the offer, from 0.
+    pub number: u32,
     pub sold_out: SoldOut,
+    /// One call at a time gathers units here from other segments.
+    pub gathering: tokio::sync::Mutex<()>,
     max_orders: u32,
-    /// The epoch that calls are made under.
-    epoch: AtomicU64,
+    /// The epoch that calls are made under; of all segments of the offer.
+    epoch: Arc<AtomicU64>,
+    /// Of all segments of the offer, where they are several.
+    verdict: Option<Arc<Verdict>>,
     /// The newest state that this process has seen.
     seen: Mutex<Stamp>,
     queue: Mutex<Queue>,
@@ -142,22 +149,26 @@ struct Waiting {
 }
 
 impl Segment {
-    /// A segment that is called under `epoch`; its workers run in `tasks`. What waited too long for
+    /// A segment that is called under the epoch of its offer; its workers run in `tasks`. What waited too long for
     /// one of them is refused.
     #[must_use]
     pub fn new(
         scripts: SegmentScripts,
+        number: u32,
         max_orders: u32,
-        epoch: u64,
+        (epoch, verdict): (Arc<AtomicU64>, Option<Arc<Verdict>>),
         options: SegmentOptions,
         clock: Clock,
         tasks: TaskTracker,
     ) -> Self {
         Self {
             scripts,
+            number,
             sold_out: SoldOut::new(options.believe_sold_out),
+            gathering: tokio::sync::Mutex::default(),
             max_orders,
-            epoch: AtomicU64::new(epoch),
+            epoch,
+            verdict,
             seen: Mutex::default(),
             queue: Mutex::default(),
             acknowledgements: Mutex::default(),
@@ -170,11 +181,6 @@ impl Segment {
     /// The epoch that calls are made under.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
-    }
-
-    /// Takes over a higher epoch; a lower one is ignored.
-    pub fn adopt(&self, epoch: u64) {
-        self.epoch.fetch_max(epoch, Ordering::AcqRel);
     }
 
     /// The newest state that this process has seen.
@@ -194,8 +200,16 @@ impl Segment {
         let mut seen = locked(&self.seen);
         *seen = found.max(*seen);
         drop(seen);
-        self.sold_out.hear(found);
+        self.hear(found);
         Ok(())
+    }
+
+    /// Notes that the segment is, or was, at this state, or beyond it.
+    pub fn hear(&self, stamp: Stamp) {
+        self.sold_out.hear(stamp);
+        if let Some(verdict) = &self.verdict {
+            verdict.hear(self.number, stamp);
+        }
     }
 
     /// Takes units for one buyer, together with whoever else asks.
@@ -277,7 +291,9 @@ impl Segment {
             let result = self.scripts.reserve(self.epoch(), now, takes).await;
             if let Ok(Ok(reserved)) = &result {
                 self.sold_out.observe(reserved.stamp, asked);
-                if reserved.stock == 0 && self.sold_out.begin() {
+                // One of several is read when all of them have nothing: it may get units until then.
+                let over = self.verdict.as_ref().is_none_or(|verdict| verdict.is_sold_out());
+                if reserved.stock == 0 && over && self.sold_out.begin() {
                     self.tasks.spawn(self.clone().read_sold_out());
                 }
             }
@@ -312,7 +328,9 @@ impl Segment {
                 let Ok(page) = self.scripts.members_page(what, &cursor).await? else {
                     return Ok(None);
                 };
-                let moved = found.is_some_and(|(stamp, _)| stamp != page.stamp);
+                // Of another epoch, the segment may not be the home of whom this process sends here.
+                let moved = found.is_some_and(|(stamp, _)| stamp != page.stamp)
+                    || page.stamp.epoch != self.epoch();
                 if moved || page.stock > 0 || read.is_too_long() {
                     return Ok(None);
                 }

@@ -47,6 +47,10 @@ script! {
     FORGET_ASIDE = "forget_aside";
     PUT_BACK = "put_back";
     ASIDES = "asides";
+    TRANSFER_OUT = "transfer_out";
+    TRANSFER_IN = "transfer_in";
+    TRANSFER_DONE = "transfer_done";
+    TRANSFERS = "transfers";
     FREEZE = "freeze";
     REBUILD_BEGIN = "rebuild_begin";
     REBUILD_LOAD = "rebuild_load";
@@ -72,7 +76,8 @@ pub enum Refusal {
     /// Neither stock nor meta is there.
     NotWarmed,
     /// The segment must be rebuilt, or is being rebuilt, before it sells on.
-    Frozen { stamp: Stamp, reason: String },
+    /// `segments` is how many the offer has, as the engine knows it.
+    Frozen { stamp: Stamp, reason: String, segments: u32 },
 }
 
 /// What a script came to, unless it refused.
@@ -85,6 +90,8 @@ pub struct Take {
     pub reservation_id: ReservationId,
     pub quantity: u32,
     pub order_no: OrderNo,
+    /// Whether this attempt of the buyer was counted before.
+    pub again: bool,
 }
 
 /// A reservation as the engine stores it.
@@ -166,6 +173,8 @@ pub struct Unacked {
     pub epoch: u64,
     /// Units that are set aside for adjustments.
     pub aside: u64,
+    /// Units that are on their way to other segments.
+    pub out: u64,
     pub entries: Vec<Held>,
 }
 
@@ -174,8 +183,8 @@ pub struct Unacked {
 pub enum SetAside {
     /// So many units are set aside for the request, now or since before.
     Done { units: u64 },
-    /// So many can be had, fewer than asked.
-    Insufficient { possible: u64 },
+    /// So many can be had in the segment as it was then, fewer than asked.
+    Insufficient { possible: u64, stamp: Stamp },
     /// SQL has decided about this request.
     Decided,
 }
@@ -219,22 +228,61 @@ pub struct Seen {
 pub struct Levels {
     pub stamp: Stamp,
     pub stock: u64,
-    /// Units of the whole offer.
-    pub total: u64,
+    /// Units that the segment was given; of one that is alone, those of the offer. Below 0 where more
+    /// were taken off the total here than it was given, with units that came from other segments.
+    pub total: i64,
     /// Units of the segment's reservations.
     pub held: u64,
     pub reservations: u64,
     pub unacked: u64,
     /// Units that are set aside, to be taken off the total or put back.
     pub aside: u64,
+    /// Units on their way to other segments.
+    pub out: u64,
+    /// Units that came from other segments, less those that went there for good.
+    pub moved: i64,
 }
 
 impl Levels {
-    /// Units of the offer that are on sale or in reservations; more than `total` in no state.
+    /// Units on sale of those that the segment was given, wherever they are by now. Of each segment it
+    /// is the same before and after any step of a transfer, so sums over segments are right also while
+    /// units move.
     #[must_use]
-    pub fn offered(&self) -> u64 {
-        self.total.saturating_sub(self.aside)
+    pub fn on_sale(&self) -> i64 {
+        signed(self.stock) + signed(self.out) - self.moved
     }
+
+    /// Units on sale, held and set aside of those that the segment was given: all of them.
+    #[must_use]
+    pub fn accounted(&self) -> i64 {
+        self.on_sale() + signed(self.held) + signed(self.aside)
+    }
+}
+
+/// What `transfer_out` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SentOff {
+    /// So many units are on their way, now or since before.
+    Out { sequence: u64, units: u64 },
+    /// The segment has none on sale.
+    Nothing,
+}
+
+/// Whether units of another segment arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Arrived {
+    /// Now, or before: the other segment may forget them.
+    In { stamp: Stamp },
+    /// Not now, and they must not be forgotten.
+    Retry { reason: String },
+}
+
+/// Units on their way to another segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    pub target: u32,
+    pub sequence: u64,
+    pub units: u64,
 }
 
 /// What [`SegmentScripts::members_page`] reads.
@@ -277,6 +325,8 @@ pub enum RebuildStep {
 pub struct SegmentScripts {
     engine: Arc<dyn Engine>,
     keys: Arc<[String]>,
+    /// How many segments the offer has.
+    segments: u32,
     max_orders: u32,
     attempts: Option<Attempts>,
 }
@@ -297,7 +347,13 @@ impl SegmentScripts {
     /// For the segment with these keys, whose buyers may hold `max_orders` reservations each.
     #[must_use]
     pub fn new(engine: Arc<dyn Engine>, keys: Arc<[String]>, max_orders: u32) -> Self {
-        Self { engine, keys, max_orders, attempts: None }
+        Self { engine, keys, segments: 1, max_orders, attempts: None }
+    }
+
+    /// The same, of an offer that has so many segments.
+    #[must_use]
+    pub fn among(self, segments: u32) -> Self {
+        Self { segments, ..self }
     }
 
     /// The same, with a limit for each buyer.
@@ -328,7 +384,10 @@ impl SegmentScripts {
         let mut counters = Vec::new();
         for take in takes {
             if most > 0 {
-                counters.push(keys::attempts(&self.keys, take.buyer.as_str()));
+                counters.push(match take.again {
+                    true => self.keys.first().cloned().unwrap_or_default(),
+                    false => keys::attempts(&self.keys, take.buyer.as_str()),
+                });
             }
             args.push(bytes(take.buyer.as_str()));
             args.push(bytes(take.reservation_id.as_str()));
@@ -386,6 +445,7 @@ impl SegmentScripts {
             bytes(reservation_id.as_str()),
             bytes(buyer.as_str()),
             text(self.max_orders),
+            text(self.segments),
         ];
         let mut reply = self.eval(Id::RELEASE, args).await?;
         let status = reply.word()?;
@@ -426,17 +486,18 @@ impl SegmentScripts {
         before: TimeMs,
         limit: u32,
     ) -> Result<Answer<Unacked>, EngineError> {
-        let mut reply = self.eval(Id::UNACKED, vec![text(before.0), text(limit.min(500))]).await?;
+        let args = vec![text(before.0), text(limit.min(500)), text(self.segments)];
+        let mut reply = self.eval(Id::UNACKED, args).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let aside = reply.number()?;
+        let (aside, out) = (reply.number()?, reply.number()?);
         let mut entries = Vec::new();
         while !reply.is_empty() {
             entries.push(self.held(&mut reply)?);
         }
-        Ok(Ok(Unacked { epoch: stamp.epoch, aside, entries }))
+        Ok(Ok(Unacked { epoch: stamp.epoch, aside, out, entries }))
     }
 
     /// What the engine knows of one reservation.
@@ -448,8 +509,12 @@ impl SegmentScripts {
         reservation_id: &ReservationId,
         buyer: &BuyerId,
     ) -> Result<Answer<(Stamp, Found)>, EngineError> {
-        let args =
-            vec![bytes(reservation_id.as_str()), bytes(buyer.as_str()), text(self.max_orders)];
+        let args = vec![
+            bytes(reservation_id.as_str()),
+            bytes(buyer.as_str()),
+            text(self.max_orders),
+            text(self.segments),
+        ];
         let mut reply = self.eval(Id::FIND, args).await?;
         if let Some(refusal) = reply.refusal()? {
             return Ok(Err(refusal));
@@ -474,7 +539,7 @@ impl SegmentScripts {
     /// # Errors
     /// See [`EngineError`].
     pub async fn levels(&self) -> Result<Answer<Levels>, EngineError> {
-        let mut reply = self.eval(Id::LEVELS, Vec::new()).await?;
+        let mut reply = self.eval(Id::LEVELS, vec![text(self.segments)]).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -487,6 +552,8 @@ impl SegmentScripts {
             reservations: reply.number()?,
             unacked: reply.number()?,
             aside: reply.number()?,
+            out: reply.number()?,
+            moved: reply.number()?,
         }))
     }
 
@@ -500,7 +567,8 @@ impl SegmentScripts {
         &self,
         cursor: &str,
     ) -> Result<Answer<(Stamp, String, Vec<Held>)>, EngineError> {
-        let mut reply = self.eval(Id::HOLDINGS, vec![bytes(cursor), text(PAGE)]).await?;
+        let args = vec![bytes(cursor), text(PAGE), text(self.segments)];
+        let mut reply = self.eval(Id::HOLDINGS, args).await?;
         let stamp = match reply.head()? {
             Ok(stamp) => stamp,
             Err(refusal) => return Ok(Err(refusal)),
@@ -601,7 +669,7 @@ impl SegmentScripts {
         request_id: &RequestId,
         units: u64,
     ) -> Result<Followed, EngineError> {
-        let args = vec![text(epoch), bytes(request_id.as_str()), text(units)];
+        let args = vec![text(epoch), bytes(request_id.as_str()), text(units), text(self.segments)];
         self.eval(Id::ADD_UNITS, args).await?.followed("added")
     }
 
@@ -618,12 +686,13 @@ impl SegmentScripts {
     ) -> Result<Answer<SetAside>, EngineError> {
         let args = vec![text(epoch), bytes(request_id.as_str()), text(units), text(now.0)];
         let mut reply = self.eval(Id::SET_ASIDE, args).await?;
-        if let Err(refusal) = reply.head()? {
-            return Ok(Err(refusal));
-        }
+        let stamp = match reply.head()? {
+            Ok(stamp) => stamp,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
         Ok(Ok(match reply.word()?.as_str() {
             "set_aside" => SetAside::Done { units: reply.number()? },
-            "insufficient" => SetAside::Insufficient { possible: reply.number()? },
+            "insufficient" => SetAside::Insufficient { possible: reply.number()?, stamp },
             "put_back" | "taken_away" | "added" => SetAside::Decided,
             other => return Err(reply.unexpected(other)),
         }))
@@ -638,7 +707,7 @@ impl SegmentScripts {
         epoch: u64,
         request_id: &RequestId,
     ) -> Result<Followed, EngineError> {
-        let args = vec![text(epoch), bytes(request_id.as_str())];
+        let args = vec![text(epoch), bytes(request_id.as_str()), text(self.segments)];
         self.eval(Id::FORGET_ASIDE, args).await?.followed("taken_away")
     }
 
@@ -663,7 +732,8 @@ impl SegmentScripts {
         let (mut epoch, mut asides) = (0, Vec::new());
         let mut cursor = "0".to_owned();
         loop {
-            let mut reply = self.eval(Id::ASIDES, vec![bytes(&cursor), text(PAGE)]).await?;
+            let args = vec![bytes(&cursor), text(PAGE), text(self.segments)];
+            let mut reply = self.eval(Id::ASIDES, args).await?;
             let stamp = match reply.head()? {
                 Ok(stamp) => stamp,
                 Err(refusal) => return Ok(Err(refusal)),
@@ -685,6 +755,84 @@ impl SegmentScripts {
                 return Ok(Ok((epoch, asides)));
             }
         }
+    }
+
+    /// Sends up to `most` units off to segment `target`; what is on its way there since before is
+    /// answered instead.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn transfer_out(
+        &self,
+        epoch: u64,
+        target: u32,
+        most: u64,
+    ) -> Result<Answer<SentOff>, EngineError> {
+        let args = vec![text(epoch), text(target), text(most)];
+        let mut reply = self.eval(Id::TRANSFER_OUT, args).await?;
+        if let Err(refusal) = reply.head()? {
+            return Ok(Err(refusal));
+        }
+        Ok(Ok(match reply.word()?.as_str() {
+            "in_flight" | "out" => {
+                SentOff::Out { sequence: reply.number()?, units: reply.number()? }
+            }
+            "nothing" => SentOff::Nothing,
+            other => return Err(reply.unexpected(other)),
+        }))
+    }
+
+    /// Puts units on sale that segment `source` sent off under `epoch`.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn transfer_in(
+        &self,
+        epoch: u64,
+        source: u32,
+        sequence: u64,
+        units: u64,
+    ) -> Result<Arrived, EngineError> {
+        let args = vec![text(epoch), text(source), text(sequence), text(units)];
+        let mut reply = self.eval(Id::TRANSFER_IN, args).await?;
+        let status = reply.word()?;
+        let stamp = reply.stamp()?;
+        Ok(match status.as_str() {
+            "in" | "already_in" => Arrived::In { stamp },
+            "retry" => Arrived::Retry { reason: reply.word()? },
+            other => return Err(reply.unexpected(other)),
+        })
+    }
+
+    /// Forgets units that are in at segment `target`, as [`Arrived::In`] of this epoch told.
+    ///
+    /// # Errors
+    /// See [`EngineError`]; a repeat is harmless.
+    pub async fn transfer_done(
+        &self,
+        epoch: u64,
+        target: u32,
+        sequence: u64,
+    ) -> Result<Followed, EngineError> {
+        let args = vec![text(epoch), text(target), text(sequence)];
+        self.eval(Id::TRANSFER_DONE, args).await?.followed("forgotten")
+    }
+
+    /// Reads what is on its way to other segments.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    pub async fn transfers(&self, epoch: u64) -> Result<Answer<Vec<Transfer>>, EngineError> {
+        let mut reply = self.eval(Id::TRANSFERS, vec![text(epoch), text(self.segments)]).await?;
+        if let Err(refusal) = reply.head()? {
+            return Ok(Err(refusal));
+        }
+        let mut transfers = Vec::new();
+        while !reply.is_empty() {
+            let (target, sequence) = (reply.number()?, reply.number()?);
+            transfers.push(Transfer { target, sequence, units: reply.number()? });
+        }
+        Ok(Ok(transfers))
     }
 
     fn held(&self, reply: &mut Reply) -> Result<Held, EngineError> {
@@ -715,7 +863,8 @@ impl SegmentScripts {
         total: u64,
         expire_time: TimeMs,
     ) -> Result<WarmedUp, EngineError> {
-        let args = vec![text(epoch), text(units), text(total), text(expire_time.0)];
+        let args =
+            vec![text(epoch), text(units), text(total), text(expire_time.0), text(self.segments)];
         let mut reply = self.eval(Id::WARMUP, args).await?;
         Ok(match reply.word()?.as_str() {
             "written" => WarmedUp::Written,
@@ -739,7 +888,7 @@ impl SegmentScripts {
         total: u64,
         expire_time: TimeMs,
     ) -> Result<RebuildStep, EngineError> {
-        let args = vec![text(epoch), text(total), text(expire_time.0)];
+        let args = vec![text(epoch), text(total), text(expire_time.0), text(self.segments)];
         self.eval(Id::REBUILD_BEGIN, args).await?.step("begun")
     }
 
@@ -764,7 +913,8 @@ impl SegmentScripts {
         self.eval(Id::REBUILD_LOAD, args).await?.step("loaded")
     }
 
-    /// Puts the segment back on sale with `stock` units left, after `chunks` chunks.
+    /// Puts the segment back on sale with `stock` units left of `total` that it is given, after `chunks`
+    /// chunks.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -773,10 +923,10 @@ impl SegmentScripts {
         epoch: u64,
         chunks: u64,
         stock: u64,
+        total: u64,
     ) -> Result<RebuildStep, EngineError> {
-        self.eval(Id::REBUILD_END, vec![text(epoch), text(chunks), text(stock)])
-            .await?
-            .step("ended")
+        let args = vec![text(epoch), text(chunks), text(stock), text(total)];
+        self.eval(Id::REBUILD_END, args).await?.step("ended")
     }
 
     /// Removes the segment, if it was written before `epoch`: answers whether it is gone.
@@ -832,6 +982,10 @@ impl std::str::FromStr for Record {
         };
         if words.next().is_some() { Err(()) } else { Ok(record) }
     }
+}
+
+fn signed(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
 }
 
 fn text(number: impl ToString) -> Vec<u8> {

@@ -105,6 +105,21 @@ impl SoldOut {
         !(age_us > ask_every_us && known.is_first_to_ask(now_us, ask_every_us))
     }
 
+    /// Whether the segment was read at this state, and this call would have heard then that it is
+    /// sold out; of several segments the age of that is the verdict's to judge.
+    pub(super) fn has_nothing_for(
+        &self,
+        stamp: Stamp,
+        buyer: &BuyerId,
+        id: impl FnOnce() -> ReservationId,
+    ) -> bool {
+        let known = self.known.load();
+        let Some(known) = known.as_ref().filter(|known| known.stamp == stamp) else { return false };
+        let has_some = known.has(self.hash(buyer.as_str()))
+            || (known.marks && known.has(self.hash(id().as_str())));
+        !has_some
+    }
+
     /// Whether anything is known now.
     pub fn is_known(&self) -> bool {
         self.known.load().is_some()

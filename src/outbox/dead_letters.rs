@@ -103,7 +103,7 @@ impl DeadLetters {
             return Ok(Some((row, offer)));
         }
         let buyer = row.reservation()?.buyer;
-        match offer.segment.scripts.find(id, &buyer).await? {
+        match offer.home(&buyer).scripts.find(id, &buyer).await? {
             Ok((_, Found::Held { .. })) => Ok(Some((row, offer))),
             Ok((stamp, Found::Released | Found::NotReserved)) => {
                 // Given up by another call between the two looks?

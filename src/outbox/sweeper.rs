@@ -1,5 +1,5 @@
-//! Settles reservations that nobody acknowledged, and finishes adjustments that broke off: a crash, a
-//! lost commit, a lost reply.
+//! Settles reservations that nobody acknowledged, and finishes adjustments and transfers that broke
+//! off: a crash, a lost commit, a lost reply.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,12 +9,14 @@ use crate::{
     adjustments::{finish_pending, sweep_asides},
     engine::{
         EngineError,
+        batcher::Segment,
         scripts::{Refusal, Unacked},
     },
     error::Error,
     failpoints::failpoint,
     offer::Offer,
     reservations::Reservations,
+    transfers,
 };
 
 /// Entries read from one segment at a time; the most that the script gives. Few in the simulator.
@@ -59,11 +61,24 @@ async fn sweep_offer(
     offer: &Arc<Offer>,
     grace: Duration,
 ) -> Result<usize, Error> {
+    let mut settled = 0;
+    for segment in offer.segments.all() {
+        settled += sweep_segment(reservations, offer, segment, grace).await?;
+    }
+    Ok(settled)
+}
+
+async fn sweep_segment(
+    reservations: &Arc<Reservations>,
+    offer: &Arc<Offer>,
+    segment: &Arc<Segment>,
+    grace: Duration,
+) -> Result<usize, Error> {
     let before = reservations.database.clock().minus(grace);
     let mut settled = 0;
     loop {
-        let unacked = offer.segment.scripts.unacked(before, PAGE).await;
-        let Unacked { epoch, aside, entries } = match unacked {
+        let unacked = segment.scripts.unacked(before, PAGE).await;
+        let Unacked { epoch, aside, out, entries } = match unacked {
             Ok(Ok(unacked)) => unacked,
             Ok(Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => {
                 // Nobody may be asking for this offer now; it is to be whole when they do.
@@ -72,16 +87,20 @@ async fn sweep_offer(
             }
             Err(EngineError::Script(text)) => {
                 tracing::error!(offer = %offer.key, text, "the unacknowledged can't be read");
-                let epoch = offer.segment.epoch();
+                let epoch = offer.epoch();
                 reservations.recovery.freeze_and_rebuild(offer, epoch, "unreadable");
                 return Ok(settled);
             }
             Err(error) => return Err(error.into()),
         };
         // A server that sells nothing learns of a rebuild here; else its acknowledgements are refused.
-        offer.segment.adopt(epoch);
+        offer.adopt(epoch);
         if aside > 0 {
-            sweep_asides(&reservations.recovery, offer, grace).await?;
+            sweep_asides(&reservations.recovery, offer, segment, grace).await?;
+        }
+        if out > 0 {
+            // To finish what its own server is at is harmless.
+            transfers::finish_from(&reservations.recovery, offer, segment).await?;
         }
         let full = entries.len() == PAGE as usize;
         // Together, so that the writer makes groups of them.

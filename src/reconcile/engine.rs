@@ -13,7 +13,10 @@
 //!
 //! All of it holds within one epoch, so an offer whose epoch moved is compared anew.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use sea_orm::{ColumnTrait, EntityTrait, PaginatorTrait, QueryFilter};
 
@@ -25,7 +28,9 @@ use crate::{
     domain::{BuyerId, Difference, DifferenceKind, OfferKey, ReservationId, SegmentFigures},
     engine::{
         EngineError,
+        batcher::Segment,
         scripts::{Held, Levels, PAGE, Refusal, Seen, Stamp},
+        segments::OfferLevels,
     },
     entity::{adjustments, adjustments::AdjustmentState, offers, outbox::OutboxState},
     error::Error,
@@ -141,23 +146,26 @@ impl Reconciler {
         let before = self.total_at_rest(offer).await?;
         let sums = sums(self.database.reader(), offer).await;
         let sums = sums.map_err(|error| self.sql_failed(error))?;
-        let levels = self.levels(offer, epoch).await?;
+        let all = self.levels(offer, epoch).await?;
+        let levels = OfferLevels::of(&all).ok_or(Moved)?;
         let total = before.filter(|_| levels.aside == 0);
         let total = match total {
             Some(total) => self.total_at_rest(offer).await?.filter(|after| *after == total),
             None => None,
         };
         compared.unacked = levels.unacked;
-        compared.figures.segments = vec![SegmentFigures {
-            segment: 0,
+        let figures = |(segment, levels): (&Arc<Segment>, &Levels)| SegmentFigures {
+            segment: segment.number,
             remaining: levels.stock,
-            in_transfer: levels.aside,
+            in_transfer: levels.aside + levels.out,
             held: levels.held,
-        }];
+        };
+        compared.figures.segments = offer.segments.all().iter().zip(&all).map(figures).collect();
         let total = total.map_or(levels.total, |(total, _)| total);
-        compared.differences.extend(units(offer, &levels, total));
+        compared.differences.extend(units(offer, &all, total));
+        compared.differences.extend(lost_on_the_way(offer, &at_first, &all));
         if found.is_nothing() {
-            compared.differences.extend(counted(offer, &at_first, &sums, &levels));
+            compared.differences.extend(counted(offer, &at_first, &sums, &all));
         }
         let kinds = [
             found.taken_not_recorded.report(
@@ -180,24 +188,34 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn levels(&self, offer: &Offer, epoch: u64) -> Result<Levels, Stop> {
-        let levels = offer.segment.scripts.levels().await;
-        let levels = levels.map_err(|error| self.engine_failed(error))?;
-        Ok(in_epoch(levels, epoch, |levels| levels.stamp)?)
+    /// The figures of every segment, if all of them are at this epoch.
+    async fn levels(&self, offer: &Offer, epoch: u64) -> Result<Vec<Levels>, Stop> {
+        let all = offer.segments.levels_of_each().await;
+        match all.map_err(|error| self.engine_failed(error))? {
+            Ok(all) if all.iter().all(|levels| levels.stamp.epoch == epoch) => Ok(all),
+            Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. }) => Err(Moved.into()),
+        }
     }
 
     /// Figures that are none. Whoever meets them freezes the offer, and it is rebuilt.
     async fn corrupt(&self, offer: &Offer) -> Result<Option<Difference>, Error> {
-        let detail = match offer.segment.scripts.levels().await {
-            Ok(Err(Refusal::Frozen { reason, .. })) if reason == "corrupt" => {
-                "the stock, or the units in reservations, are no whole number of at least 0"
-                    .to_owned()
-            }
-            Err(EngineError::Script(text)) => format!("the segment can't be read: {text}"),
-            Err(error) => return Err(self.engine_failed(error)),
-            Ok(Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => return Ok(None),
-        };
-        Ok(Some(unreadable(offer, detail)))
+        for segment in offer.segments.all() {
+            let detail = match segment.scripts.levels().await {
+                Ok(Err(Refusal::Frozen { reason, .. })) if reason == "corrupt" => {
+                    "the stock, or the units in reservations, are no whole number of at least 0"
+                        .to_owned()
+                }
+                Err(EngineError::Script(text)) => format!("the segment can't be read: {text}"),
+                Err(error) => return Err(self.engine_failed(error)),
+                Ok(Ok(_) | Err(Refusal::NotWarmed | Refusal::Frozen { .. })) => continue,
+            };
+            let detail = match offer.segments.count() {
+                1 => detail,
+                _ => format!("segment {}: {detail}", segment.number),
+            };
+            return Ok(Some(unreadable(offer, detail)));
+        }
+        Ok(None)
     }
 
     fn stopped(&self, error: EngineError) -> Stop {
@@ -214,25 +232,28 @@ impl Reconciler {
 
     /// Every reservation of the engine has its row.
     async fn walk_engine(&self, offer: &Offer, epoch: u64, found: &mut Found) -> Result<(), Stop> {
-        let mut cursor = "0".to_owned();
-        loop {
-            self.goes_on()?;
-            let page = offer.segment.scripts.holdings_page(&cursor).await;
-            let page = page.map_err(|error| self.stopped(error))?;
-            let (_, next, held) = in_epoch(page, epoch, |(stamp, ..)| *stamp)?;
-            for some in held.chunks(PAGE) {
-                self.check_held(offer, epoch, some, found).await?;
+        for segment in offer.segments.all() {
+            let mut cursor = "0".to_owned();
+            loop {
+                self.goes_on()?;
+                let page = segment.scripts.holdings_page(&cursor).await;
+                let page = page.map_err(|error| self.stopped(error))?;
+                let (_, next, held) = in_epoch(page, epoch, |(stamp, ..)| *stamp)?;
+                for some in held.chunks(PAGE) {
+                    self.check_held(segment, epoch, some, found).await?;
+                }
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
             }
-            if next == "0" {
-                return Ok(());
-            }
-            cursor = next;
         }
+        Ok(())
     }
 
     async fn check_held(
         &self,
-        offer: &Offer,
+        segment: &Segment,
         epoch: u64,
         held: &[Held],
         found: &mut Found,
@@ -250,7 +271,7 @@ impl Reconciler {
             return Ok(());
         }
         let slots = suspects.iter().map(|held| (&held.buyer, held.slot));
-        let seen = self.look_up(offer, epoch, slots).await?;
+        let seen = self.look_up(segment, epoch, slots).await?;
         let still: Vec<(&Held, Seen)> = suspects
             .into_iter()
             .zip(seen)
@@ -310,8 +331,26 @@ impl Reconciler {
                 Ok((reservation.buyer, slot, reservation.reservation_id))
             })
             .collect::<Result<_, Error>>()?;
-        let asked = slots.iter().map(|(buyer, slot, _)| (buyer, *slot));
-        let seen = self.look_up(offer, epoch, asked).await?;
+        // Each in the home of its buyer.
+        let mut homes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (at, (buyer, ..)) in slots.iter().enumerate() {
+            homes.entry(offer.home(buyer).number).or_default().push(at);
+        }
+        let mut seen: Vec<Option<Seen>> = slots.iter().map(|_| None).collect();
+        for (home, places) in homes {
+            let Some(home) = offer.segments.get(home) else { continue };
+            let asked: Vec<(&BuyerId, u32)> = places
+                .iter()
+                .filter_map(|&at| slots.get(at))
+                .map(|(buyer, slot, _)| (buyer, *slot))
+                .collect();
+            let found = self.look_up(home, epoch, asked.into_iter()).await?;
+            for (at, found) in places.into_iter().zip(found) {
+                if let Some(seen) = seen.get_mut(at) {
+                    *seen = found;
+                }
+            }
+        }
         let suspects: HashMap<&ReservationId, u32> = rows
             .iter()
             .zip(&slots)
@@ -369,11 +408,11 @@ impl Reconciler {
 
     async fn look_up(
         &self,
-        offer: &Offer,
+        segment: &Segment,
         epoch: u64,
         slots: impl ExactSizeIterator<Item = (&BuyerId, u32)>,
     ) -> Result<Vec<Option<Seen>>, Stop> {
-        let answer = offer.segment.scripts.lookup(slots).await;
+        let answer = segment.scripts.lookup(slots).await;
         let answer = answer.map_err(|error| self.stopped(error))?;
         Ok(in_epoch(answer, epoch, |(stamp, _)| *stamp).map(|(_, seen)| seen)?)
     }
@@ -408,10 +447,12 @@ fn unreadable(offer: &Offer, detail: String) -> Difference {
 /// The units that the engine counts as held, which are those of its reservations. Each of these has its
 /// live row and each row its reservation, so while nothing moves and nothing is on its way SQL knows
 /// how many units that are. Fewer: a reservation went without its units.
-fn counted(offer: &Offer, before: &Levels, sums: &Sums, after: &Levels) -> Option<Difference> {
+fn counted(offer: &Offer, before: &[Levels], sums: &Sums, after: &[Levels]) -> Option<Difference> {
+    let unacked = |all: &[Levels]| all.iter().map(|levels| levels.unacked).sum::<u64>();
     let at_rest =
-        before.stamp == after.stamp && (before.unacked, after.unacked, sums.releasing) == (0, 0, 0);
-    let held = i64::try_from(after.held).unwrap_or(i64::MAX);
+        is_same(before, after) && (unacked(before), unacked(after), sums.releasing) == (0, 0, 0);
+    let held = after.iter().map(|levels| levels.held).sum::<u64>();
+    let held = i64::try_from(held).unwrap_or(i64::MAX);
     let kind = match held.cmp(&sums.live) {
         _ if !at_rest => return None,
         std::cmp::Ordering::Equal => return None,
@@ -430,24 +471,63 @@ fn counted(offer: &Offer, before: &Levels, sums: &Sums, after: &Levels) -> Optio
     })
 }
 
-/// The units that are left, in reservations and set aside, which change together, are the total.
-fn units(offer: &Offer, levels: &Levels, total: u64) -> Option<Difference> {
-    let sum = levels.stock + levels.held + levels.aside;
-    let kind = match sum.cmp(&total) {
+/// Whether every segment was at the same state in both passes, the second of which began after the
+/// first: then all of them were there together.
+fn is_same(before: &[Levels], after: &[Levels]) -> bool {
+    before.len() == after.len() && before.iter().zip(after).all(|(a, b)| a.stamp == b.stamp)
+}
+
+/// While nothing is on its way, what came from other segments is what went there.
+fn lost_on_the_way(offer: &Offer, before: &[Levels], after: &[Levels]) -> Option<Difference> {
+    let moved: i64 = after.iter().map(|levels| levels.moved).sum();
+    if moved == 0 || !is_same(before, after) || after.iter().any(|levels| levels.out > 0) {
+        return None;
+    }
+    let kind = if moved < 0 { DifferenceKind::UnitsMissing } else { DifferenceKind::UnitsExcess };
+    Some(Difference {
+        kind,
+        sku_id: offer.key.sku_id.to_string(),
+        reservation_ids: Vec::new(),
+        reservation_count: 0,
+        expected: 0,
+        actual: moved,
+        detail: format!("segments got {moved} units more than others gave them"),
+        repaired: false,
+    })
+}
+
+/// The units that are left, in reservations and set aside, which change together, are the total. Of
+/// one segment that is certain; and the sum, since no step of a transfer changes its terms.
+fn units(offer: &Offer, all: &[Levels], total: u64) -> Option<Difference> {
+    let signed = |units: u64| i64::try_from(units).unwrap_or(i64::MAX);
+    let levels = OfferLevels::of(all)?;
+    let wrong: Vec<String> = offer
+        .segments
+        .all()
+        .iter()
+        .zip(all)
+        .filter(|(_, levels)| levels.accounted() != levels.total)
+        .map(|(segment, _)| segment.number.to_string())
+        .collect();
+    let sum = all.iter().map(Levels::accounted).sum::<i64>();
+    let kind = match sum.cmp(&signed(total)) {
         std::cmp::Ordering::Less => DifferenceKind::UnitsMissing,
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Greater => DifferenceKind::UnitsExcess,
     };
-    let signed = |units: u64| i64::try_from(units).unwrap_or(i64::MAX);
+    let wrong = match (offer.segments.count(), wrong.is_empty()) {
+        (1, _) | (_, true) => String::new(),
+        _ => format!("; segment {} has not what it was given", wrong.join(", ")),
+    };
     Some(Difference {
         kind,
         sku_id: offer.key.sku_id.to_string(),
         reservation_ids: Vec::new(),
         reservation_count: 0,
         expected: signed(total),
-        actual: signed(sum),
+        actual: sum,
         detail: format!(
-            "{} units are left, {} in reservations and {} set aside, of {total} in all",
+            "{} units are left, {} in reservations and {} set aside, of {total} in all{wrong}",
             levels.stock, levels.held, levels.aside
         ),
         repaired: false,

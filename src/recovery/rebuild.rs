@@ -11,6 +11,7 @@
 
 use std::{num::TryFromIntError, sync::Arc};
 
+use futures_util::future::try_join_all;
 use sea_orm::{
     ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder, QuerySelect, sea_query::Expr,
 };
@@ -19,7 +20,11 @@ use super::Recovery;
 use crate::{
     database::{Transaction, finish},
     domain::ReservationId,
-    engine::scripts::{Held, RebuildStep, Record},
+    engine::{
+        EngineError,
+        scripts::{Held, RebuildStep, Record},
+        segments::share,
+    },
     entity::{activities, activities::ActivityState, offers, outbox, outbox::OutboxState},
     error::Error,
     failpoints::failpoint,
@@ -40,16 +45,32 @@ pub(super) struct Rebuilt {
     pub(super) stock: u64,
     /// Reservations that hold units.
     pub(super) reservations: u64,
-    chunks: u64,
+    /// Their units.
+    live: u64,
 }
 
-/// The epoch that SQL has; `None` once the activity is settled, and never sells again.
+/// What was loaded into one segment.
+#[derive(Debug, Clone, Copy, Default)]
+struct Loaded {
+    chunks: u64,
+    /// Units of the reservations.
+    units: u64,
+}
+
+/// What SQL says about an offer that may sell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SqlRow {
+    pub(super) epoch: u64,
+    pub(super) segments: u32,
+}
+
+/// The epoch that SQL has, and of how many segments it is; `None` once the activity is settled, and never sells again.
 ///
 /// Settling raises the epoch, so an epoch that was read before it can't be raised any more.
-pub(super) async fn epoch_to_sell_under(
+pub(super) async fn row_to_sell_under(
     recovery: &Recovery,
     offer: &Offer,
-) -> Result<Option<u64>, Error> {
+) -> Result<Option<SqlRow>, Error> {
     let reader = recovery.database.reader();
     let row = offers::Entity::find_by_id(sql_key(offer)).one(reader).await;
     let row = row
@@ -60,7 +81,9 @@ pub(super) async fn epoch_to_sell_under(
     if activity.is_some_and(|activity| activity.state == ActivityState::Settled) {
         return Ok(None);
     }
-    u64::try_from(row.epoch).map(Some).map_err(broken)
+    let epoch = u64::try_from(row.epoch).map_err(broken)?;
+    let segments = u32::try_from(row.segments).map_err(broken)?;
+    Ok(Some(SqlRow { epoch, segments }))
 }
 
 /// Rebuilds the offer under an epoch above `sql`, which SQL was seen at, and above `engine`, the
@@ -79,29 +102,54 @@ pub(super) async fn rebuild(
     failpoint!("after_epoch_raised");
     let epoch = u64::try_from(row.epoch).map_err(broken)?;
     let total = u64::try_from(row.total).map_err(broken)?;
-    let scripts = &offer.segment.scripts;
-    let begun = scripts.rebuild_begin(epoch, total, offer.keys_expire).await;
-    if begun.map_err(|error| recovery.engine_failed(error))? != RebuildStep::Applied {
+    let count = offer.segments.count();
+    if u32::try_from(row.segments) != Ok(count) {
+        // The number goes with the epoch, and this epoch is of another one.
+        return Ok(None);
+    }
+    let segments = offer.segments.all();
+    let begun = segments.iter().map(|segment| {
+        // Of a cold offer that is what the end gives it, and what a warm-up looks for.
+        let units = share(total, count, segment.number);
+        segment.scripts.rebuild_begin(epoch, units, offer.keys_expire)
+    });
+    if !applied(recovery, try_join_all(begun).await)? {
         return Ok(None);
     }
     failpoint!("after_rebuild_begin");
-    let Some(rebuilt) = load(recovery, offer, &row, epoch).await? else {
+    let Some((rebuilt, loaded)) = load(recovery, offer, &row, epoch).await? else {
         return Ok(None);
     };
     failpoint!("before_rebuild_end");
-    let ended = scripts.rebuild_end(epoch, rebuilt.chunks, rebuilt.stock).await;
+    // What is neither on sale nor in a reservation, for the counter's sake, is missing in the first.
+    let missing = total.saturating_sub(rebuilt.stock).saturating_sub(rebuilt.live);
+    let ended = segments.iter().zip(&loaded).map(|(segment, Loaded { chunks, units })| {
+        let stock = share(rebuilt.stock, count, segment.number);
+        let given = stock + units + if segment.number == 0 { missing } else { 0 };
+        segment.scripts.rebuild_end(epoch, *chunks, stock, given)
+    });
+    let ended = try_join_all(ended).await;
     failpoint!("after_rebuild_end");
-    match ended.map_err(|error| recovery.engine_failed(error))? {
-        RebuildStep::Applied => {
-            // Settled while this was paused, and purged before it began: it was filled in vain.
-            if epoch_to_sell_under(recovery, offer).await?.is_none() {
-                let purged = scripts.purge(epoch + 1).await;
-                purged.map_err(|error| recovery.engine_failed(error))?;
-            }
-            Ok(Some(rebuilt))
-        }
-        RebuildStep::Refused { .. } => Ok(None),
+    if !applied(recovery, ended)? {
+        return Ok(None);
     }
+    // Settled while this was paused, and purged before it began: it was filled in vain.
+    if row_to_sell_under(recovery, offer).await?.is_none() {
+        for segment in offer.segments.all() {
+            let purged = segment.scripts.purge(epoch + 1).await;
+            purged.map_err(|error| recovery.engine_failed(error))?;
+        }
+    }
+    Ok(Some(rebuilt))
+}
+
+/// Whether all segments took a step.
+fn applied(
+    recovery: &Recovery,
+    steps: Result<Vec<RebuildStep>, EngineError>,
+) -> Result<bool, Error> {
+    let steps = steps.map_err(|error| recovery.engine_failed(error))?;
+    Ok(steps.into_iter().all(|step| step == RebuildStep::Applied))
 }
 
 /// Raises the epoch of the offer's row, unless SQL is at another one than `sql`; the row as it is
@@ -140,17 +188,18 @@ async fn raise_epoch_in(
     row.map(Some).ok_or_else(|| DbErr::RecordNotFound(format!("offer {}", offer.key)))
 }
 
-/// Loads every row of the offer; `None` when the engine refused a chunk. Reading the next page and
-/// loading the last one go on at the same time.
+/// Loads every row of the offer into the home of its buyer; `None` when the engine refused a chunk.
+/// Reading the next page and loading the last one go on at the same time.
 async fn load(
     recovery: &Recovery,
     offer: &Offer,
     row: &offers::Model,
     epoch: u64,
-) -> Result<Option<Rebuilt>, Error> {
-    let scripts = &offer.segment.scripts;
+) -> Result<Option<(Rebuilt, Vec<Loaded>)>, Error> {
+    let segments = offer.segments.all();
     let mut figures = Figures::default();
-    let mut chunks = 0;
+    let mut loaded = vec![Loaded::default(); segments.len()];
+    let mut pages: u64 = 0;
     let mut rows = page(recovery, offer, 0).await?;
     while let Some(last) = rows.last() {
         if recovery.shutdown.is_cancelled() {
@@ -158,26 +207,37 @@ async fn load(
             return Ok(None);
         }
         let last_id = last.id;
-        let chunk = Chunk::of(&rows, row.epoch, &mut figures)?;
-        chunks += 1;
-        let loading = scripts.rebuild_load(epoch, chunks, &chunk.held, &chunk.marks);
-        let (loaded, next) = tokio::join!(loading, page(recovery, offer, last_id));
-        if loaded.map_err(|error| recovery.engine_failed(error))? != RebuildStep::Applied {
+        let chunks = chunks_of(offer, &rows, row.epoch, &mut figures)?;
+        let mut steps = Vec::new();
+        for ((segment, chunk), loaded) in segments.iter().zip(chunks).zip(&mut loaded) {
+            if !chunk.is_empty() {
+                loaded.chunks += 1;
+                loaded.units += chunk.units();
+                steps.push((segment, loaded.chunks, chunk));
+            }
+        }
+        let loading = try_join_all(steps.iter().map(|(segment, number, chunk)| {
+            segment.scripts.rebuild_load(epoch, *number, &chunk.held, &chunk.marks)
+        }));
+        let (steps, next) = tokio::join!(loading, page(recovery, offer, last_id));
+        if !applied(recovery, steps)? {
             return Ok(None);
         }
         failpoint!("after_rebuild_load");
-        if chunks.is_multiple_of(TELL_EVERY) {
+        pages += 1;
+        if pages.is_multiple_of(TELL_EVERY) {
             let loaded = figures.reservations;
             tracing::info!(offer = %offer.key, epoch, loaded, "rebuilding");
         }
         rows = next?;
     }
-    Ok(Some(Rebuilt {
+    let rebuilt = Rebuilt {
         epoch,
         stock: figures.stock(offer, row)?,
         reservations: figures.reservations,
-        chunks,
-    }))
+        live: figures.live,
+    };
+    Ok(Some((rebuilt, loaded)))
 }
 
 async fn page(recovery: &Recovery, offer: &Offer, after: i64) -> Result<Vec<Row>, Error> {
@@ -223,33 +283,50 @@ impl Figures {
     }
 }
 
-/// What one page of rows is in the engine.
+/// What one page of rows is in one segment.
+#[derive(Default)]
 struct Chunk {
     held: Vec<Held>,
     marks: Vec<ReservationId>,
 }
 
 impl Chunk {
-    fn of(rows: &[Row], epoch: i64, figures: &mut Figures) -> Result<Self, Error> {
-        let mut chunk = Self { held: Vec::with_capacity(rows.len()), marks: Vec::new() };
-        for row in rows {
-            match row.state {
-                OutboxState::Pending | OutboxState::Done | OutboxState::Dead => {
-                    figures.reservations += 1;
-                    figures.live += u64::from(row.units());
-                    chunk.held.push(as_held(row)?);
+    fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.marks.is_empty()
+    }
+
+    fn units(&self) -> u64 {
+        self.held.iter().map(|held| u64::from(held.record.quantity)).sum()
+    }
+}
+
+/// The chunk of every segment, in their order, each row in that of its buyer.
+fn chunks_of(
+    offer: &Offer,
+    rows: &[Row],
+    epoch: i64,
+    figures: &mut Figures,
+) -> Result<Vec<Chunk>, Error> {
+    let mut chunks: Vec<Chunk> = offer.segments.all().iter().map(|_| Chunk::default()).collect();
+    for row in rows {
+        let home = offer.segments.home_of(&row.user_id).number as usize;
+        let Some(chunk) = chunks.get_mut(home) else { continue };
+        match row.state {
+            OutboxState::Pending | OutboxState::Done | OutboxState::Dead => {
+                figures.reservations += 1;
+                figures.live += u64::from(row.units());
+                chunk.held.push(as_held(row)?);
+            }
+            // Given back or refused: a repeat of the request must not win again.
+            OutboxState::Releasing | OutboxState::Released | OutboxState::Refused => {
+                if row.epoch >= epoch && row.was_counted() {
+                    figures.released_since += u64::from(row.units());
                 }
-                // Given back or refused: a repeat of the request must not win again.
-                OutboxState::Releasing | OutboxState::Released | OutboxState::Refused => {
-                    if row.epoch >= epoch && row.was_counted() {
-                        figures.released_since += u64::from(row.units());
-                    }
-                    chunk.marks.push(row.reservation()?.reservation_id);
-                }
+                chunk.marks.push(row.reservation()?.reservation_id);
             }
         }
-        Ok(chunk)
     }
+    Ok(chunks)
 }
 
 fn as_held(row: &Row) -> Result<Held, Error> {

@@ -46,7 +46,7 @@ impl Reservations {
                 Ok(ConfirmOutcome::Confirmed(reservation))
             }
             InSql::NoRow => {
-                let scripts = &offer.segment.scripts;
+                let scripts = &offer.home(&request.buyer).scripts;
                 match scripts.find(&request.reservation_id, &request.buyer).await? {
                     Ok((_, Found::Held { .. })) => Ok(ConfirmOutcome::NotOrderedYet),
                     Ok((_, Found::Released | Found::NotReserved)) => {

@@ -59,7 +59,7 @@ impl Reservations {
         id: &ReservationId,
     ) -> Result<Option<Reservation>, Error> {
         let offer = self.catalog.offer(key).await?;
-        match offer.segment.scripts.find(id, buyer).await? {
+        match offer.home(buyer).scripts.find(id, buyer).await? {
             Ok((_, Found::Held { record, unacked, .. })) => {
                 Ok(Some(held(&offer, buyer, record, state_of(unacked))))
             }

@@ -265,7 +265,7 @@ impl Reservations {
         offer: &Arc<Offer>,
         request: &ReleaseRequest,
     ) -> Result<NoRow, Error> {
-        let scripts = &offer.segment.scripts;
+        let scripts = &offer.home(&request.buyer).scripts;
         let (stamp, found) = match scripts.find(&request.reservation_id, &request.buyer).await? {
             Ok(found) => found,
             Err(Refusal::NotWarmed) if !offer.is_in_engine() => {

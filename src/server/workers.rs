@@ -20,6 +20,7 @@ use crate::{
     metrics::{self, Polled},
     outbox::{poller::Pass, sweeper::sweep},
     telemetry::spans,
+    transfers::balance_all,
 };
 
 /// How often the stores are probed while all is well.
@@ -68,6 +69,21 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             }
         },
     ));
+    if settings.segments.balance_ms > 0 {
+        parts.tasks.spawn(every(
+            parts.clone(),
+            "balance",
+            Needs::EngineAlone,
+            ms(settings.segments.balance_ms),
+            {
+                let (catalog, recovery) = (parts.catalog.clone(), parts.recovery.clone());
+                move || {
+                    let (catalog, recovery) = (catalog.clone(), recovery.clone());
+                    async move { balance_all(&recovery, &catalog).await }
+                }
+            },
+        ));
+    }
     parts.tasks.spawn(every(
         parts.clone(),
         "expiry",

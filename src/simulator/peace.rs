@@ -63,7 +63,7 @@ impl Stage {
             let Ok(offer) = server.parts.catalog.offer(&key).await else {
                 return Some(format!("{key} is unknown"));
             };
-            match offer.segment.scripts.levels().await {
+            match offer.levels().await {
                 Ok(Ok(levels)) if levels.unacked == 0 => {}
                 other => return Some(format!("{key}: {other:?}")),
             }
@@ -98,7 +98,7 @@ impl Stage {
         for offer in self.offers() {
             let server = self.some_server().await;
             let Ok(found) = server.parts.catalog.offer(&offer).await else { continue };
-            let Ok(Ok(levels)) = found.segment.scripts.levels().await else { continue };
+            let Ok(Ok(levels)) = found.levels().await else { continue };
             // Whoever has a free slot gets a unit as long as there is one.
             let (mut left, expires) = (levels.stock, found.hold.is_some());
             for number in 0..self.world.plan.buyers {

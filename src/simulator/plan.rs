@@ -72,12 +72,14 @@ impl Plan {
         let pause_ms = pick(dice, &[5, 50, 300, 1_000]);
         let buyers = dice.u32(1..=7);
         let length_ms = u64::from(calls_per_buyer) * (pause_ms / 2 + 30);
+        // With dice of their own, so that a seed from before means what it meant.
+        let of_segments = &mut fastrand::Rng::with_seed(!seed);
         Self {
             seed,
-            settings: settings(dice),
+            settings: settings(dice, of_segments),
             servers: dice.u32(1..=3),
             pollers: dice.u32(0..=2),
-            activity: activity(dice, length_ms),
+            activity: activity(dice, of_segments, length_ms),
             buyers,
             wishes: dice.u32(1..=6),
             calls_per_buyer,
@@ -93,8 +95,9 @@ fn pick<T: Copy>(dice: &mut fastrand::Rng, some: &[T]) -> T {
     some[dice.usize(..some.len())]
 }
 
-fn settings(dice: &mut fastrand::Rng) -> Settings {
+fn settings(dice: &mut fastrand::Rng, of_segments: &mut fastrand::Rng) -> Settings {
     let mut settings = Settings::default();
+    settings.segments.balance_ms = pick(of_segments, &[0, 50, 1_000]);
     settings.outbox.poll_interval_ms = dice.u64(100..=2_000);
     settings.outbox.batch = pick(dice, &[1, 1, 2, 5, 500]);
     settings.outbox.max_attempts = pick(dice, &[1, 2, 12]);
@@ -108,7 +111,11 @@ fn settings(dice: &mut fastrand::Rng) -> Settings {
     settings
 }
 
-fn activity(dice: &mut fastrand::Rng, length_ms: u64) -> ActivitySpec {
+fn activity(
+    dice: &mut fastrand::Rng,
+    of_segments: &mut fastrand::Rng,
+    length_ms: u64,
+) -> ActivitySpec {
     let offers = (0..pick(dice, &[1, 1, 2])).map(|n| OfferSpec {
         sku_id: SkuId::new(&format!("sku-{n}")).unwrap(),
         title: "a simulated unit".to_owned(),
@@ -118,7 +125,7 @@ fn activity(dice: &mut fastrand::Rng, length_ms: u64) -> ActivitySpec {
         max_orders: pick(dice, &[1, 1, 2, 3]),
         max_quantity: dice.u32(1..=4),
         hold: pick(dice, &[None, None, None, Some(1), Some(4)]).map(Duration::from_secs),
-        segments: 1,
+        segments: pick(of_segments, &[1, 1, 2, 3]),
     });
     let offers = offers.collect();
     let day = Duration::from_secs(86_400);

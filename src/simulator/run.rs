@@ -103,8 +103,10 @@ impl Stage {
             started: Mutex::default(),
             is_over: AtomicBool::new(false),
         };
-        let offers = stage.offers().iter().map(|offer| keys::segment(offer, 0)).collect();
-        *stage.sql.guesses.lock().unwrap() = Some((stage.engine.clone(), offers));
+        let segments = stage.world.plan.activity.offers.iter().map(|spec| spec.segments);
+        let of_offer = |(offer, count)| (0..count).map(move |number| keys::segment(&offer, number));
+        let segments = stage.offers().into_iter().zip(segments).flat_map(of_offer).collect();
+        *stage.sql.guesses.lock().unwrap() = Some((stage.engine.clone(), segments));
         stage
     }
 

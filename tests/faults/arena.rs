@@ -47,6 +47,7 @@ pub(crate) struct Setup {
     pub(crate) servers: usize,
     pub(crate) total: u64,
     pub(crate) hold: Option<Duration>,
+    pub(crate) segments: u32,
     pub(crate) mix: Mix,
     /// Options of the command line of Redis.
     pub(crate) redis: &'static [&'static str],
@@ -64,6 +65,7 @@ impl Setup {
             servers: 1,
             total: 50_000,
             hold: None,
+            segments: 1,
             mix: Mix::USUAL,
             redis: &["--appendonly", "yes", "--appendfsync", "always"],
             is_warm: true,
@@ -172,6 +174,7 @@ impl Arena {
             max_orders: 1,
             max_quantity: 1_000,
             hold: setup.hold,
+            segments: setup.segments,
         };
         let key =
             if setup.is_warm { world.open_sale(&sale).await } else { world.plan_sale(&sale).await };
@@ -389,6 +392,17 @@ impl Arena {
         };
         let answer = self.servers[0].admin.clone().adjust_stock(request).await?;
         Ok(answer.into_inner().applied)
+    }
+
+    /// Has the first server split the stock into so many segments.
+    pub(crate) async fn try_to_split(&self, segments: i32) -> Result<(), tonic::Status> {
+        let request = pb::RebuildStockRequest {
+            activity_id: self.key.activity_id.to_string(),
+            reason: "a fault".to_owned(),
+            segments,
+            ..Default::default()
+        };
+        self.servers[0].admin.clone().rebuild_stock(request).await.map(|_| ())
     }
 
     /// The same, until it is decided.

@@ -51,6 +51,8 @@ impl Mix {
 /// What a buyer was told, and asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Told {
+    /// How many units were asked for.
+    pub(crate) quantity: i32,
     pub(crate) win: Option<Win>,
     /// Some attempt had no answer.
     pub(crate) undecided: bool,
@@ -202,7 +204,9 @@ impl Crowd {
     async fn reserve_units(&self, buyer: &str, quantity: i32) -> Option<pb::ReserveResponse> {
         let before = {
             let mut ledger = self.ledger();
-            ledger.told.entry(buyer.to_owned()).or_default().clone()
+            let told = ledger.told.entry(buyer.to_owned()).or_default();
+            told.quantity = quantity;
+            told.clone()
         };
         let mut request = Request::new(pb::ReserveRequest {
             activity_id: self.key.activity_id.to_string(),
@@ -307,13 +311,20 @@ impl Crowd {
                 if let (Some(win), true) = (&told.win, told.release_asked && !told.released) {
                     insist(async || self.release(&buyer, win).await).await?;
                 }
-                insist(async || self.reserve(&buyer).await).await.map(|_| ())
+                let again = async || self.reserve_units(&buyer, told.quantity.max(1)).await;
+                insist(again).await.map(|_| ())
             })
             .buffer_unordered(CLIENTS);
         while let Some(answer) = answers.next().await {
             answer.map_err(|()| format!("nobody answers: {:?}", self.last_failure()))?;
         }
         Ok(())
+    }
+
+    /// One order of as many units as an order may be of, for another buyer each time.
+    pub(crate) async fn buy_large(&self) -> Option<pb::ReserveResponse> {
+        let nth = self.ledger().told.keys().filter(|buyer| buyer.starts_with("large-")).count();
+        self.reserve_units(&format!("large-{nth}"), 1_000).await
     }
 
     /// Sells this many units, in large orders.

@@ -65,7 +65,7 @@ fn end() -> Vec<u8> {
 /// All that a call could have changed, in the engine and in SQL.
 async fn everything(world: &World) -> String {
     let key = world.key("a-1");
-    let levels = world.offer(&key).await.segment.scripts.levels().await.unwrap();
+    let levels = world.offer(&key).await.levels().await.unwrap();
     let database = &world.parts.database;
     let books = books::read(database, &world.parts.catalog, &key.activity_id).await.unwrap();
     let audited = audit::Entity::find().count(database.reader()).await.unwrap();

@@ -70,7 +70,7 @@ on_every_ground! {
         assert_wrong_state(activities.warm_up(&id, "test").await, ActivityState::PendingReview);
         assert_eq!(activities.get(&id).await.unwrap(), created);
         let offer = world.offer(&key_of("sale")).await;
-        assert_eq!(offer.segment.scripts.levels().await.unwrap(), Err(Refusal::NotWarmed));
+        assert_eq!(offer.levels().await.unwrap(), Err(Refusal::NotWarmed));
 
         let approved = activities.approve(&id, "test", "").await.unwrap();
         assert_eq!(approved.state, ActivityState::Scheduled);
@@ -251,7 +251,7 @@ on_every_ground! {
             ActivityState::Scheduled
         );
         let offer = world.offer(&key).await;
-        assert_eq!(offer.segment.scripts.levels().await.unwrap(), Err(Refusal::NotWarmed));
+        assert_eq!(offer.levels().await.unwrap(), Err(Refusal::NotWarmed));
         assert_eq!(world.offer_row(&key).await.reserved, 0);
     }
 
@@ -313,7 +313,7 @@ on_every_ground! {
         let key = key_of("sale");
         activities.approve(&key.activity_id, "test", "").await.unwrap();
         let offer = world.offer(&key).await;
-        let warmed = offer.segment.scripts.warmup(1, 7, 7, offer.keys_expire).await.unwrap();
+        let warmed = offer.segments.first().scripts.warmup(1, 7, 7, offer.keys_expire).await.unwrap();
         assert_eq!(warmed, WarmedUp::Written);
         let before = world.levels(&key).await;
         let outcome = activities.warm_up(&key.activity_id, "test").await;
@@ -359,8 +359,8 @@ on_every_ground! {
         // The keys are there and of no use, as after a restart in the middle of a warm-up. Their
         // rebuild begins in the engine, and its server dies before SQL has the epoch.
         let offer = world.offer(&key).await;
-        offer.segment.scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
-        let begun = offer.segment.scripts.rebuild_begin(2, 10, offer.keys_expire).await;
+        offer.segments.first().scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
+        let begun = offer.segments.first().scripts.rebuild_begin(2, 10, offer.keys_expire).await;
         assert_eq!(begun, Ok(RebuildStep::Applied));
         assert_eq!(world.sql_epoch(&key).await, 1);
 
@@ -379,7 +379,7 @@ on_every_ground! {
         // A warm-up that was not finished wrote the keys, and another rebuilt them, which a
         // failover lost: SQL is at the higher epoch, the engine at the first.
         let offer = world.offer(&key).await;
-        offer.segment.scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
+        offer.segments.first().scripts.warmup(1, 10, 10, offer.keys_expire).await.unwrap();
         assert_eq!(Rebuild::raise(&world, &key).await.epoch, 2);
 
         let report = activities.warm_up(&key.activity_id, "test").await.unwrap();

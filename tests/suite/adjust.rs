@@ -12,10 +12,7 @@ use seckill::{
         ActivityId, AdjustRequest, Adjusted, DifferenceKind, MAX_TOTAL, OfferKey, PageQuery,
         RequestId, ReserveOutcome, SkuId,
     },
-    engine::{
-        Script,
-        scripts::{Levels, SetAside},
-    },
+    engine::{Script, scripts::SetAside, segments::OfferLevels},
     entity::{adjustments as rows, adjustments::AdjustmentState},
     error::Error,
     outbox::sweeper::sweep,
@@ -65,9 +62,9 @@ impl World {
     /// Sets units aside and does no more, like a server that dies after the script.
     pub(crate) async fn set_aside(&self, key: &OfferKey, request_id: &str, units: u64) -> u64 {
         let offer = self.offer(key).await;
-        let (epoch, now) = (offer.segment.epoch(), self.parts.database.clock());
+        let (epoch, now) = (offer.epoch(), self.parts.database.clock());
         let id = RequestId::new(request_id).unwrap();
-        let set_aside = offer.segment.scripts.set_aside(epoch, &id, units, now).await;
+        let set_aside = offer.segments.first().scripts.set_aside(epoch, &id, units, now).await;
         assert_eq!(set_aside.unwrap().unwrap(), SetAside::Done { units });
         epoch
     }
@@ -111,7 +108,7 @@ fn assert_refused(adjusted: Result<Adjusted, Error>, possible: i64, total: i64) 
 async fn figures(world: &World, key: &OfferKey) -> (i64, i64, i64, [u64; 4]) {
     let row = world.offer_row(key).await;
     let levels = world.levels(key).await;
-    let Levels { stock, total, held, aside, .. } = levels;
+    let OfferLevels { stock, total, held, aside, .. } = levels;
     (row.total, row.reserved, row.epoch, [stock, total, held, aside])
 }
 
@@ -337,8 +334,8 @@ on_every_ground! {
         let offer = world.offer(&key).await;
         let again = async |id: &str, units| {
             let id = RequestId::new(id).unwrap();
-            let (epoch, now) = (offer.segment.epoch(), world.parts.database.clock());
-            offer.segment.scripts.set_aside(epoch, &id, units, now).await.unwrap().unwrap()
+            let (epoch, now) = (offer.epoch(), world.parts.database.clock());
+            offer.segments.first().scripts.set_aside(epoch, &id, units, now).await.unwrap().unwrap()
         };
         assert_applied(world.adjust(&key, "a1", -2).await, -2, 8);
         assert_eq!(again("a1", 2).await, SetAside::Decided);
@@ -528,7 +525,7 @@ on_every_ground! {
                 sum += if adjusted.applied { delta } else { 0 };
                 if round % 5 == 4 {
                     let offer = world.offer(&key).await;
-                    let _late = offer.segment.scripts.freeze(offer.segment.epoch(), "test").await;
+                    let _late = offer.segments.first().scripts.freeze(offer.epoch(), "test").await;
                     world.parts.recovery.rebuild(&offer);
                 }
                 if round % 3 == 0 {

@@ -22,8 +22,14 @@ use crate::support::{
 const UNITS: u64 = 20;
 const BUYERS: usize = 60;
 const AT_ONCE: usize = 16;
-const SALE: Sale =
-    Sale { activity: "sale", total: UNITS, max_orders: 1, max_quantity: 1, hold: None };
+const SALE: Sale = Sale {
+    activity: "sale",
+    total: UNITS,
+    max_orders: 1,
+    max_quantity: 1,
+    hold: None,
+    segments: 1,
+};
 
 /// What a buyer was told before the server died.
 #[derive(Debug, Default)]

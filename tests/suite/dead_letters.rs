@@ -131,10 +131,10 @@ on_every_ground! {
         for (buyer, discard) in [("u1", false), ("u2", true)] {
             let id = a_dead_letter(&world, &key, buyer).await.reservation_id;
             let offer = world.offer(&key).await;
-            let epoch = offer.segment.epoch();
+            let epoch = offer.epoch();
             // The engine gave it back, and SQL knows nothing of it.
             let buyer = seckill::domain::BuyerId::new(buyer).unwrap();
-            offer.segment.scripts.release(epoch, &id, &buyer).await.unwrap();
+            offer.segments.first().scripts.release(epoch, &id, &buyer).await.unwrap();
             let letters = &world.parts.dead_letters;
             let refused = if discard {
                 letters.discard(&id, "ann", "").await

@@ -15,6 +15,7 @@ async fn demo(fault: Fault) -> DemoReport {
         units: 103,
         buyers: 500,
         concurrency: 16,
+        segments: 1,
         offers: 3,
         engine_url: None,
         database_url: None,

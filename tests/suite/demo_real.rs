@@ -54,6 +54,11 @@ async fn the_demo_needs_nothing_and_leaves_nothing() {
     assert_sound(&demo(&[], &[]).await);
 }
 
+#[tokio::test]
+async fn the_demo_sells_over_segments() {
+    assert_sound(&demo(&[], &["--segments", "16"]).await);
+}
+
 on_every_ground! {
     async fn the_demo_sells_on_the_stores_of_the_settings(ground: &Ground<'_>) {
         let settings = ground.settings();

@@ -120,6 +120,60 @@ async fn both_engines_adjust_alike() {
 }
 
 #[tokio::test]
+async fn both_engines_transfer_alike() {
+    let server = RedisServer::start().await;
+    let redis = server.engine().await;
+    let mut statuses = BTreeMap::<String, usize>::new();
+    for seed in 0..20 {
+        let () = server.command(&["FLUSHALL"]).await;
+        let pair = Pair::new(EmbeddedEngine::new(), &redis).await;
+        let mut random = Rng::with_seed(seed);
+        let segment = Segment::of("1111", "a");
+        let call = |script, args| Call { script, keys: Arc::clone(&segment.0), args };
+        let warm_up = vec![arg(1), arg(9), arg(9), arg(EXPIRE_TIME), arg(3)];
+        pair.eval(call(scripts::WARMUP, warm_up)).await.unwrap();
+        let mut history = Vec::new();
+        for step in 0..60 {
+            let epoch = if random.u32(..12) == 0 { 2 } else { 1 };
+            let (script, args) = match step % 10 {
+                9 => (scripts::LEVELS, vec![arg(random.u32(2..4))]),
+                8 => adjust_call(&mut random, epoch),
+                _ => transfer_call(&mut random, epoch),
+            };
+            let call = call(script, args);
+            history.push(call.clone());
+            let reply = pair.eval(call).await.unwrap_or_else(|difference| {
+                panic!("seed {seed}, after {}\n{difference}", tail(&history))
+            });
+            *statuses.entry(reply).or_default() += 1;
+        }
+        let (embedded, redis) = pair.dumps(&server).await;
+        assert_eq!(embedded, redis, "seed {seed}: the keys differ");
+        assert_accounted(&embedded);
+    }
+    for status in ["in", "already_in", "forgotten", "already", "ok", "retry", "frozen", "error"] {
+        assert!(statuses.contains_key(status), "no reply was {status}: {statuses:?}");
+    }
+}
+
+/// stock + held + aside + out = total + moved, whatever was asked in whatever order.
+fn assert_accounted(keys: &BTreeMap<String, Dumped>) {
+    let number = |text: &[u8]| std::str::from_utf8(text).unwrap().parse::<i128>().unwrap();
+    let (mut stock, mut meta) = (None, None);
+    for (name, dumped) in keys {
+        match &dumped.content {
+            DumpedContent::Text(text) if name.ends_with(":stock") => stock = Some(number(text)),
+            DumpedContent::Hash(fields) if name.ends_with(":meta") => meta = Some(fields),
+            _ => {}
+        }
+    }
+    let (stock, meta) = (stock.unwrap(), meta.unwrap());
+    let figure = |name: &str| meta.get(name.as_bytes()).map_or(0, |text| number(text));
+    let sum = stock + figure("held") + figure("aside") + figure("out");
+    assert_eq!(sum, figure("total") + figure("moved"), "{meta:?}");
+}
+
+#[tokio::test]
 async fn both_engines_convert_values_alike() {
     let server = RedisServer::start().await;
     let redis = server.engine().await;
@@ -316,11 +370,15 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
     let segment = &segments[random.usize(..segments.len())];
     let epoch = |random: &mut Rng| arg(random.u32(1..4));
     let max_orders = |random: &mut Rng| arg(*random.choice(&[1, 1, 1, 2, 3]).unwrap());
-    let (script, args) = match random.u32(..107) {
+    let (script, args) = match random.u32(..113) {
         0..10 => {
             let total = random.choice(&["20", "20", "20", "5", "9007199254740991", "0"]).unwrap();
             let expire = if random.u32(..40) == 0 { 1 } else { EXPIRE_TIME };
-            (scripts::WARMUP, vec![epoch(random), arg(total), arg(total), arg(expire)])
+            let mut args = vec![epoch(random), arg(total), arg(total), arg(expire)];
+            if random.u32(..8) == 0 {
+                args.push(arg(random.u32(1..4)));
+            }
+            (scripts::WARMUP, args)
         }
         10..45 => {
             let mut args = vec![epoch(random), max_orders(random), arg(random.u32(1_000..1_010))];
@@ -338,8 +396,9 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             (scripts::RESERVE, args)
         }
         45..60 => {
-            let args =
+            let mut args =
                 vec![epoch(random), reservation_id(random), buyer(random), max_orders(random)];
+            args.extend(known_segments(random));
             (scripts::RELEASE, args)
         }
         60..66 => {
@@ -351,13 +410,23 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             }
             (scripts::ACKNOWLEDGE, args)
         }
-        66..70 => (scripts::UNACKED, vec![arg(random.u32(1_000..1_012)), arg(random.u32(..6))]),
-        70..76 => (scripts::FIND, vec![reservation_id(random), buyer(random), max_orders(random)]),
-        76..79 => (scripts::LEVELS, vec![]),
+        66..70 => {
+            let mut args = vec![arg(random.u32(1_000..1_012)), arg(random.u32(..6))];
+            args.extend(known_segments(random));
+            (scripts::UNACKED, args)
+        }
+        70..76 => {
+            let mut args = vec![reservation_id(random), buyer(random), max_orders(random)];
+            args.extend(known_segments(random));
+            (scripts::FIND, args)
+        }
+        76..79 => (scripts::LEVELS, known_segments(random).into_iter().collect()),
         79..81 => (scripts::FREEZE, vec![epoch(random), arg("contradiction")]),
         81..85 => {
             let expire = if random.u32(..20) == 0 { 1 } else { EXPIRE_TIME };
-            (scripts::REBUILD_BEGIN, vec![epoch(random), arg(20), arg(expire)])
+            let mut args = vec![epoch(random), arg(20), arg(expire)];
+            args.extend((random.u32(..4) == 0).then(|| arg(random.u32(1..4))));
+            (scripts::REBUILD_BEGIN, args)
         }
         85..89 => {
             let count = random.u32(..3);
@@ -370,7 +439,11 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             args.extend((0..random.u32(..3)).map(|_| reservation_id(random)));
             (scripts::REBUILD_LOAD, args)
         }
-        89..93 => (scripts::REBUILD_END, vec![epoch(random), arg(random.u32(..3)), arg(14)]),
+        89..93 => {
+            let mut args = vec![epoch(random), arg(random.u32(..3)), arg(14)];
+            args.extend((random.u32(..2) == 0).then(|| arg(random.u32(14..20))));
+            (scripts::REBUILD_END, args)
+        }
         93 => {
             let members = (0..random.u32(..4)).map(|_| member(random)).collect();
             (scripts::LOOKUP, members)
@@ -382,9 +455,34 @@ fn random_call(random: &mut Rng, segments: &[Segment]) -> Call {
             let epoch = random.u32(1..4);
             adjust_call(random, epoch)
         }
+        107.. => {
+            let epoch = random.u32(1..4);
+            transfer_call(random, epoch)
+        }
         _ => (VANDAL, vandalism(random, segment)),
     };
     Call { script, keys: Arc::clone(&segment.0), args }
+}
+
+/// How many segments a caller knows of, where she says so.
+fn known_segments(random: &mut Rng) -> Option<Vec<u8>> {
+    (random.u32(..4) == 0).then(|| arg(random.u32(1..4)))
+}
+
+/// A step of a transfer; few segments and sequences, so that they meet.
+fn transfer_call(random: &mut Rng, epoch: u32) -> (Script, Vec<Vec<u8>>) {
+    let rare = random.u32(..12) == 0;
+    let units = ["1", "2", "5", "9007199254740991", "0", "-1", "1.5", "x"];
+    let units = arg(units[random.usize(..if rare { 8 } else { 3 })]);
+    let other = arg(random.choice(if rare { &["", "-1", "a"] } else { &["1", "1", "2"] }).unwrap());
+    let sequence = arg(random.u32(u32::from(!rare)..4));
+    let epoch = arg(epoch);
+    match random.u32(..8) {
+        0..3 => (scripts::TRANSFER_OUT, vec![epoch, other, units]),
+        3 | 4 => (scripts::TRANSFER_IN, vec![epoch, other, sequence, units]),
+        5 | 6 => (scripts::TRANSFER_DONE, vec![epoch, other, sequence]),
+        _ => (scripts::TRANSFERS, vec![epoch, arg(random.choice(&["1", "3", "256"]).unwrap())]),
+    }
 }
 
 /// A step of an adjustment; few ids, so that they meet.

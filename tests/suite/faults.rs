@@ -74,7 +74,7 @@ impl Storm {
             1 => {
                 let offer = world.offer(&self.key).await;
                 let epoch = world.sql_epoch(&self.key).await;
-                offer.segment.scripts.freeze(epoch, "storm").await.unwrap();
+                offer.segments.first().scripts.freeze(epoch, "storm").await.unwrap();
             }
             2..=4 => self.servers[at].1.lose_reply(lost[self.rng.usize(0..lost.len())]),
             5 | 6 => self.servers[at].1.refuse(refused[self.rng.usize(0..refused.len())]),

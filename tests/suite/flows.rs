@@ -156,7 +156,7 @@ on_every_ground! {
                 assert_eq!(row.request_id.as_deref(), Some(buyer));
             }
             let offer = world.offer(&key).await;
-            let held = offer.segment.scripts.holdings().await.unwrap().unwrap();
+            let held = offer.segments.first().scripts.holdings().await.unwrap().unwrap();
             let held: HashSet<&str> = held.iter().map(|held| held.buyer.as_str()).collect();
             assert_eq!(held, HashSet::from(buyers));
             world.assert_balanced(&key, 15).await;

@@ -445,7 +445,7 @@ async fn half_a_preface_and_half_a_call_end_in_time() {
 /// All that a call could have changed.
 async fn everything(world: &World) -> String {
     let key = world.key("sale");
-    let levels = world.offer(&key).await.segment.scripts.levels().await.unwrap();
+    let levels = world.offer(&key).await.levels().await.unwrap();
     let database = &world.parts.database;
     let books = books::read(database, &world.parts.catalog, &key.activity_id).await.unwrap();
     let audited = audit::Entity::find().count(database.reader()).await.unwrap();

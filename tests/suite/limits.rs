@@ -85,10 +85,11 @@ on_every_ground! {
                 order_no: seckill::domain::new_order_no(),
                 buyer: request.buyer,
                 quantity: 1,
+                again: false,
             }
         };
         let takes = [take("u1", "r1"), take("u1", "r2"), take("u2", "r1"), take("u1", "r1")];
-        let reserved = scripts.reserve(offer.segment.epoch(), TimeMs::now(), takes.iter()).await;
+        let reserved = scripts.reserve(offer.epoch(), TimeMs::now(), takes.iter()).await;
         let reserved = reserved.unwrap().unwrap();
         assert!(
             matches!(

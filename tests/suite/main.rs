@@ -57,6 +57,7 @@ mod redis_tls;
 mod reserve_stream;
 mod sale;
 mod secrets;
+mod segments;
 mod sentinel;
 mod servers;
 mod settle;

@@ -117,6 +117,13 @@ on_every_ground! {
         // A rebuild by hand, the end, the settlement.
         let rebuilt = json(&server, 0, &["rebuild", "sale", "--reason", "to be sure"]).await;
         assert_eq!(rebuilt["offers"][0]["remaining"], 1);
+        let more = ["rebuild", "sale", "sku-1", "--segments", "3", "--reason", "a rush"];
+        assert_eq!(json(&server, 0, &more).await["offers"][0]["remaining"], 1);
+        let report = json(&server, 0, &["reconcile", "sale"]).await;
+        assert_eq!(report["difference_count"], 0, "{report}");
+        assert_eq!(report["offers"][0]["segments"].as_array().unwrap().len(), 3, "{report}");
+        let fewer = json(&server, 64, &["rebuild", "sale", "--segments", "2"]).await;
+        assert!(fewer.to_string().contains("must be at least 3"), "{fewer}");
         assert_eq!(json(&server, 0, &["activity", "end", "sale"]).await["state"], "ENDED");
         eventually("the books are closed", async || {
             let output = run(&server, &["activity", "settle", "sale", "--output", "json"]).await;
@@ -141,6 +148,7 @@ on_every_ground! {
             "discard_dead_letter",
             "rebuild_stock",
             "rebuild",
+            "raise_segments",
             "change_state",
         ] {
             assert!(actions.contains(&action), "{action} is not in {actions:?}");

@@ -193,7 +193,7 @@ on_every_ground! {
         let key = world.open_sale(&units(1)).await;
         let first = world.win(&key, "u1", "r1").await;
         let offer = world.offer(&key).await;
-        offer.segment.scripts.freeze(1, "test").await.unwrap();
+        offer.segments.first().scripts.freeze(1, "test").await.unwrap();
         let outcome = world.release(&key, "u1", &first.reservation_id).await;
         assert!(matches!(outcome, Err(Error::OfferFrozen(_))), "{outcome:?}");
         world.rebuilt_since(&key, 0).await;
@@ -241,7 +241,7 @@ on_every_ground! {
         dying.rebuild(&key).await;
         dying.take(&key, "u1", "r1").await;
         // No take comes through this server, which knows the old epoch only; the sale may be over.
-        assert_eq!(world.offer(&key).await.segment.epoch(), 1);
+        assert_eq!(world.offer(&key).await.epoch(), 1);
         assert_eq!(world.sweep().await, 1);
         crate::support::eventually("nothing is left for the sweeper", async || {
             (world.levels(&key).await.unacked == 0).then_some(())
@@ -351,7 +351,7 @@ on_every_ground! {
         let levels = world.levels(&key).await;
         assert_eq!((levels.stock, levels.reservations, levels.unacked), (100, 1_300, 0));
         let offer = world.offer(&key).await;
-        let held = offer.segment.scripts.holdings().await.unwrap().unwrap();
+        let held = offer.segments.first().scripts.holdings().await.unwrap().unwrap();
         let held: HashSet<&str> = held.iter().map(|held| held.buyer.as_str()).collect();
         assert_eq!(held, buyers.iter().map(String::as_str).collect());
         world.win(&key, "one-more", "r1").await;

@@ -143,7 +143,7 @@ on_every_ground! {
         let key = world.open_sale(&Sale::default()).await;
         let held = world.win(&key, "u1", "r1").await;
         world.assert_balanced(&key, 1).await;
-        let epoch = world.offer(&key).await.segment.epoch();
+        let epoch = world.offer(&key).await.epoch();
         // The end and the retention are over.
         let past = TimeMs::now().minus(Duration::from_secs(7_200)).0;
         let sql = format!("UPDATE activities SET start_time = {past} - 1, end_time = {past}, version = 99");
@@ -165,7 +165,7 @@ on_every_ground! {
         // What is in SQL can still be given back.
         let outcome = world.release(&key, "u1", &held.reservation_id).await.unwrap();
         assert_eq!(outcome, ReleaseOutcome::Released);
-        assert_eq!(world.offer(&key).await.segment.epoch(), epoch);
+        assert_eq!(world.offer(&key).await.epoch(), epoch);
         assert_eq!(world.parts.recovery.rebuilds(), 0);
     }
 
@@ -177,9 +177,9 @@ on_every_ground! {
         let sql = "UPDATE offers SET reserved = 4";
         world.parts.database.writer().execute_unprepared(sql).await.unwrap();
         let offer = world.offer(&key).await;
-        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+        offer.segments.first().scripts.freeze(offer.epoch(), "test").await.unwrap();
         world.parts.recovery.rebuild_now(&offer).await.unwrap();
-        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        let levels = offer.levels().await.unwrap().unwrap();
         assert_eq!(levels.stock, 1);
         world.win(&key, "u2", "r1").await;
         let outcome = world.reserve(&key, "u3", "r1").await.unwrap();
@@ -197,7 +197,7 @@ on_every_ground! {
         copy_row(&world, &held.reservation_id, 2_500).await;
         let (rebuilder, gate) = world.beside().await;
         let offer = rebuilder.offer(&long).await;
-        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+        offer.segments.first().scripts.freeze(offer.epoch(), "test").await.unwrap();
 
         let mut first = gate.stop_before("rebuild_load");
         let mut second = gate.stop_before("rebuild_load");
@@ -217,10 +217,10 @@ on_every_ground! {
             second.go();
         });
         rebuilt.unwrap();
-        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        let levels = offer.levels().await.unwrap().unwrap();
         assert_eq!((levels.reservations, levels.held, levels.stock), (2_501, 2_501, 499));
         world.poll().await;
-        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        let levels = offer.levels().await.unwrap().unwrap();
         assert_eq!((levels.held, levels.stock), (2_500, 500), "the release is finished afterwards");
         world.assert_balanced(&short, 0).await;
     }
@@ -232,7 +232,7 @@ on_every_ground! {
         world.win(&key, "u2", "r1").await;
         let (rebuilder, gate) = world.beside().await;
         let offer = rebuilder.offer(&key).await;
-        offer.segment.scripts.freeze(offer.segment.epoch(), "test").await.unwrap();
+        offer.segments.first().scripts.freeze(offer.epoch(), "test").await.unwrap();
         // The epoch is raised and the counter read; no row is.
         let mut stop = gate.stop_before("rebuild_begin");
         let (rebuilt, ()) = tokio::join!(rebuilder.parts.recovery.rebuild_now(&offer), async {
@@ -242,7 +242,7 @@ on_every_ground! {
             stop.go();
         });
         rebuilt.unwrap();
-        let levels = offer.segment.scripts.levels().await.unwrap().unwrap();
+        let levels = offer.levels().await.unwrap().unwrap();
         assert_eq!((levels.stock, levels.held), (2, 1));
         world.assert_balanced(&key, 1).await;
     }
@@ -258,8 +258,9 @@ on_every_ground! {
             reservation_id: id.clone(),
             quantity: 1,
             order_no: seckill::domain::new_order_no(),
+            again: false,
         };
-        offer.segment.take(take, Caller::default()).await.unwrap();
+        offer.segments.first().take(take, Caller::default()).await.unwrap();
         assert_eq!(world.release(&key, "u1", &id).await.unwrap(), ReleaseOutcome::Released);
         assert_eq!(world.release(&key, "u1", &id).await.unwrap(), ReleaseOutcome::AlreadyReleased);
         let outcome = world.reserve(&key, "u1", "r1").await.unwrap();

@@ -91,7 +91,7 @@ async fn a_sale_and_a_failover(
         fail_over.await;
         eventually("the server has found the new master", async || {
             let offer = server.parts.catalog.offer(&key).await.ok()?;
-            let levels = offer.segment.scripts.levels().await.ok()?.ok()?;
+            let levels = offer.segments.levels().await.ok()?.ok()?;
             (levels.stamp.epoch > 1).then_some(())
         })
         .await;

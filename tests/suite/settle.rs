@@ -155,11 +155,11 @@ on_every_ground! {
         let offer = other.offer(&key).await;
         end(&world, &key).await;
         // Behind the comparison, before the purge: as if the script came late.
-        let epoch = offer.segment.epoch();
+        let epoch = offer.epoch();
         sql(&world, "UPDATE activities SET state = 'settled', version = version + 1").await;
         sql(&world, "UPDATE offers SET epoch = epoch + 1").await;
         other.take(&key, "u1", "r").await;
-        let entries = offer.segment.scripts.unacked(seckill::domain::TimeMs(i64::MAX), 10).await;
+        let entries = offer.segments.first().scripts.unacked(seckill::domain::TimeMs(i64::MAX), 10).await;
         let Unacked { epoch: seen, mut entries, .. } = entries.unwrap().unwrap();
         assert_eq!((seen, entries.len()), (epoch, 1));
         let settled = other.parts.reservations.settle(&offer, epoch, entries.remove(0)).await;
@@ -254,7 +254,7 @@ on_every_ground! {
         let spec = crate::support::world::spec_of(&Sale::default());
         let id = spec.activity_id.clone();
         world.parts.activities.create(spec, "test").await.unwrap();
-        let refused = world.parts.activities.rebuild_stock(&id, None, "ann", "").await;
+        let refused = world.parts.activities.rebuild_stock(&id, None, None, "ann", "").await;
         assert!(matches!(refused, Err(Error::WrongActivityState { .. })), "{refused:?}");
     }
 
@@ -266,7 +266,7 @@ on_every_ground! {
         let epoch = world.sql_epoch(&key).await;
         let activities = &world.parts.activities;
         let sku = Some(&key.sku_id);
-        let stocks = activities.rebuild_stock(&key.activity_id, sku, "ann", "why not").await.unwrap();
+        let stocks = activities.rebuild_stock(&key.activity_id, sku, None, "ann", "why not").await.unwrap();
         assert_eq!(stocks.len(), 1);
         assert_eq!((stocks[0].epoch, stocks[0].remaining, stocks[0].reserved), (epoch + 1, 9, 1));
         world.assert_balanced(&key, 1).await;

@@ -135,7 +135,7 @@ on_every_ground! {
         world.parts.recovery.rebuild_anyway(&offer, "operator").await.unwrap();
         eventually("it asks again", async || {
             world.reserve(&key, "u3", "r1").await.ok();
-            (offer.segment.seen().epoch > 1).then_some(())
+            (offer.segments.first().seen().epoch > 1).then_some(())
         })
         .await;
         known(&world, &key).await;

@@ -9,7 +9,9 @@ use sea_orm::ConnectionTrait;
 use seckill::{
     adjustments::{Step, Verdict},
     domain::{ReleaseOutcome, RequestId, ReserveOutcome, TimeMs},
-    engine::scripts::{Followed, Found, GivenBack, RebuildStep, Refusal, Unacked},
+    engine::scripts::{
+        Arrived, Followed, Found, GivenBack, RebuildStep, Refusal, SentOff, Transfer, Unacked,
+    },
     entity::{adjustments::AdjustmentState, outbox::OutboxState},
     error::Error,
     outbox::writer::Written,
@@ -64,7 +66,7 @@ on_every_ground! {
         let offer = second.offer(&key).await;
         let before = TimeMs::now().plus(Duration::from_secs(1));
         let Unacked { epoch, entries, .. } =
-            offer.segment.scripts.unacked(before, 10).await.unwrap().unwrap();
+            offer.segments.first().scripts.unacked(before, 10).await.unwrap().unwrap();
         sql(&world, "ALTER TABLE outbox_away RENAME TO outbox").await;
         world.close_circuits().await;
         assert_eq!(world.levels(&key).await.stock, 1);
@@ -125,7 +127,7 @@ on_every_ground! {
         assert_eq!(second.reservation_id, first.reservation_id);
 
         let late = [(&first.buyer, first.slot, &first.order_no, None)];
-        offer.segment.scripts.acknowledge(first.epoch, late.into_iter()).await.unwrap().unwrap();
+        offer.segments.first().scripts.acknowledge(first.epoch, late.into_iter()).await.unwrap().unwrap();
         assert_eq!(world.levels(&key).await.unacked, 1, "the sweeper can't see the second take");
         assert_eq!(world.sweep().await, 1);
         assert_eq!(world.levels(&key).await.stock, 1);
@@ -146,7 +148,7 @@ on_every_ground! {
         let Ok(Written::Refused(row)) = world.write(&wrong).await else { panic!("not refused") };
         assert_eq!((row.reason.as_deref(), row.slot), (Some("duplicate"), None));
         let given_back = offer
-            .segment
+            .segments.first()
             .scripts
             .release(row.row_epoch(), &wrong.reservation_id, &wrong.buyer)
             .await
@@ -206,7 +208,7 @@ on_every_ground! {
         world.rebuild(&key).await;
         assert_eq!(world.levels(&key).await.stock, 13);
         // The server that added them goes on, and so does the sweeper.
-        let late = offer.segment.scripts.add_units(1, &id, 3).await.unwrap();
+        let late = offer.segments.first().scripts.add_units(1, &id, 3).await.unwrap();
         assert_eq!(late, Followed::Done);
         world.sweep().await;
         assert_eq!(world.levels(&key).await.stock, 13, "they were added twice");
@@ -219,7 +221,7 @@ on_every_ground! {
         let key = world.open_sale(&units(10)).await;
         let offer = world.offer(&key).await;
         let id = RequestId::new("a1").unwrap();
-        let add = async |epoch| offer.segment.scripts.add_units(epoch, &id, 3).await.unwrap();
+        let add = async |epoch| offer.segments.first().scripts.add_units(epoch, &id, 3).await.unwrap();
         let rebuild = Rebuild::raise(&world, &key).await;
         let behind = world.decide(&key, "a1", 3, Step::Add).await;
         assert!(matches!(behind, Verdict::Stored(row) if row.epoch == 2));
@@ -349,7 +351,7 @@ on_every_ground! {
         let first = world.win(&key, "u1", "r1").await;
         let (rebuilder, gate) = world.beside().await;
         let offer = rebuilder.offer(&key).await;
-        offer.segment.scripts.freeze(1, "test").await.unwrap();
+        offer.segments.first().scripts.freeze(1, "test").await.unwrap();
 
         // Everything is loaded and SQL has committed; the engine is not on sale yet.
         let mut stop = gate.stop_before("rebuild_end");
@@ -377,7 +379,7 @@ on_every_ground! {
         let first = world.win(&key, "u1", "r1").await;
         let (rebuilder, gate) = world.beside().await;
         let offer = rebuilder.offer(&key).await;
-        offer.segment.scripts.freeze(1, "test").await.unwrap();
+        offer.segments.first().scripts.freeze(1, "test").await.unwrap();
 
         // The snapshot is read with the reservation in it, and about to be loaded.
         let mut stop = gate.stop_before("rebuild_load");
@@ -546,7 +548,7 @@ on_every_ground! {
         let refused = RebuildStep::Refused { epoch: rebuild.epoch };
         assert_eq!(rebuild.end(&world, &key, 2).await, refused, "a chunk is missing");
         assert_eq!(rebuild.end(&world, &key, 1).await, RebuildStep::Applied);
-        world.offer(&key).await.segment.adopt(rebuild.epoch);
+        world.offer(&key).await.adopt(rebuild.epoch);
         world.release(&key, "u1", &first.reservation_id).await.unwrap();
         let before = world.levels(&key).await;
 
@@ -564,13 +566,13 @@ on_every_ground! {
         let rebuild = Rebuild::raise(&world, &key).await;
         assert_eq!(rebuild.begin(&world, &key).await, RebuildStep::Applied);
         let offer = world.offer(&key).await;
-        offer.segment.scripts.freeze(1, "of an old epoch").await.unwrap();
-        let levels = offer.segment.scripts.levels().await.unwrap();
+        offer.segments.first().scripts.freeze(1, "of an old epoch").await.unwrap();
+        let levels = offer.levels().await.unwrap();
         assert!(
             matches!(&levels, Err(Refusal::Frozen { reason, .. }) if reason == "rebuilding"),
             "{levels:?}"
         );
-        offer.segment.scripts.freeze(rebuild.epoch, "contradiction").await.unwrap();
+        offer.segments.first().scripts.freeze(rebuild.epoch, "contradiction").await.unwrap();
         let refused = RebuildStep::Refused { epoch: rebuild.epoch };
         assert_eq!(rebuild.end(&world, &key, 0).await, refused);
         world.reserve_decided(&key, "u1", "r1").await;
@@ -872,7 +874,7 @@ async fn row_of(
     let reservation_id = seckill::domain::name_reservation(key, &buyer, None);
     seckill::outbox::writer::NewRow {
         offer: key.clone(),
-        epoch: offer.segment.epoch(),
+        epoch: offer.epoch(),
         buyer,
         slot: 1,
         reservation_id,
@@ -881,5 +883,79 @@ async fn row_of(
         request_id: None,
         reserve_time: TimeMs::now(),
         hold: None,
+    }
+}
+
+on_every_ground! {
+    // W6
+    async fn a_unit_that_moves_while_the_segments_are_read_is_not_sold_out(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { segments: 3, ..units(1) }).await;
+        let (second, gate) = world.beside().await;
+        let offer = world.offer(&key).await;
+        // The one unit is in segment 0, and the buyer's home is segment 2.
+        let buyer = (0..).map(|n| format!("b-{n}")).find(|b| offer.segments.home_of(b).number == 2);
+        let buyer = buyer.unwrap();
+        let mut of_0 = gate.stop_before("levels");
+        let mut of_1 = gate.stop_after("levels");
+        let asks = second;
+        let asking = tokio::spawn({
+            let (buyer, key) = (buyer.clone(), key.clone());
+            async move { (asks.reserve(&key, &buyer, "r1").await, asks) }
+        });
+        // Segment 1 was read, and had nothing; segment 0 was not yet.
+        of_0.reached().await;
+        of_1.reached().await;
+        let [from, to] = [0, 1].map(|number| offer.segments.get(number).unwrap().clone());
+        let sent = from.scripts.transfer_out(1, 1, 1).await.unwrap().unwrap();
+        assert_eq!(sent, SentOff::Out { sequence: 1, units: 1 });
+        let arrived = to.scripts.transfer_in(1, 0, 1, 1).await.unwrap();
+        assert!(matches!(arrived, Arrived::In { .. }), "{arrived:?}");
+        assert_eq!(from.scripts.transfer_done(1, 1, 1).await.unwrap(), Followed::Done);
+        of_0.go();
+        of_1.go();
+        let (answer, _second) = asking.await.unwrap();
+        let won = crate::support::world::won(answer);
+        assert_eq!(won.buyer.as_str(), buyer, "it was on sale all the time");
+        world.assert_balanced(&key, 1).await;
+    }
+
+    // W7
+    async fn units_that_are_refused_at_their_target_are_not_forgotten(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { segments: 2, ..units(4) }).await;
+        let (second, gate) = world.beside().await;
+        let offer = world.offer(&key).await;
+        let at_1 = (0..).map(|n| format!("b-{n}")).filter(|b| offer.segments.home_of(b).number == 1);
+        let buyers: Vec<String> = at_1.take(4).collect();
+        for buyer in &buyers[..2] {
+            world.win(&key, buyer, "r1").await;
+        }
+        let mut stop = gate.stop_before("transfer_in");
+        let (asks, asked, asker) = (second, key.clone(), buyers[2].clone());
+        let asking =
+            tokio::spawn(async move { (asks.reserve(&asked, &asker, "r1").await, asks) });
+        stop.reached().await;
+        // Under the next epoch the same pair of segments has a transfer of the same sequence.
+        world.rebuild(&key).await;
+        let [from, to] = [0, 1].map(|number| offer.segments.get(number).unwrap().clone());
+        let sent = from.scripts.transfer_out(2, 1, 1).await.unwrap().unwrap();
+        assert_eq!(sent, SentOff::Out { sequence: 1, units: 1 });
+        stop.go();
+        let (answer, _second) = asking.await.unwrap();
+        assert!(matches!(answer, Err(Error::OfferFrozen(_))), "{answer:?}");
+        let late = to.scripts.transfer_in(1, 0, 1, 1).await.unwrap();
+        assert!(matches!(late, Arrived::Retry { .. }), "{late:?}");
+        let late = from.scripts.transfer_done(1, 1, 1).await.unwrap();
+        assert!(matches!(late, Followed::Retry { .. }), "{late:?}");
+        let left = from.scripts.transfers(2).await.unwrap().unwrap();
+        assert_eq!(left, [Transfer { target: 1, sequence: 1, units: 1 }]);
+        world.sweep().await;
+        let levels = world.levels(&key).await;
+        assert_eq!((levels.stock, levels.out), (2, 0));
+        for buyer in &buyers[2..] {
+            world.win(&key, buyer, "r1").await;
+        }
+        world.assert_balanced(&key, 4).await;
     }
 }

@@ -69,7 +69,7 @@ impl Port {
     /// All that a call could have changed, in the engine and in SQL.
     async fn everything(&self) -> String {
         let key = self.world.key("a-1");
-        let levels = self.world.offer(&key).await.segment.scripts.levels().await.unwrap();
+        let levels = self.world.offer(&key).await.segments.levels().await.unwrap();
         let parts = &self.world.parts;
         let books = books::read(&parts.database, &parts.catalog, &key.activity_id).await.unwrap();
         let audited = audit::Entity::find().count(parts.database.reader()).await.unwrap();

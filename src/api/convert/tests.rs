@@ -50,6 +50,7 @@ fn limit_in_code(path: &str) -> String {
     let (_, field) = path.split_once('.').unwrap();
     match (path, field) {
         ("RebuildStockRequest.sku_id", _) => name.replacen('1', "0", 1),
+        ("RebuildStockRequest.segments", _) => format!("0..={MAX_SEGMENTS}"),
         (_, "activity_id" | "sku_id") => name,
         (_, "sku_ids") => format!("0..={MAX_WATCHED} items, each {name}"),
         (_, "user_id" | "request_id" | "reservation_id") => {
@@ -290,6 +291,7 @@ fn names_hold_1_to_64_of_their_characters() {
                 activity_id: activity_id.to_owned(),
                 sku_id: sku_id.to_owned(),
                 reason: String::new(),
+                segments: 0,
             })
         };
         expect(rebuild("", text), "activity_id", fine, &case);
@@ -372,6 +374,7 @@ fn texts_are_counted_in_characters_and_hold_no_control_characters() {
             activity_id: "a".to_owned(),
             sku_id: String::new(),
             reason: own(),
+            segments: 0,
         };
         expect(rebuild_stock(&rebuild), "reason", fine, &case);
     }
@@ -428,18 +431,29 @@ fn numbers_are_accepted_up_to_their_edges() {
 }
 
 #[test]
-fn several_segments_are_legal_but_not_supported_yet() {
-    for number in [2, 3, 256] {
-        let refused = violations(offer(|it| it.segments = Some(number)));
-        assert_eq!(refused.len(), 1);
-        assert_eq!(refused[0].field, "spec.offers[0].segments");
-        assert_eq!(refused[0].description, format!("must be 1 in this version (it is {number})"));
+fn an_offer_has_1_to_256_segments_and_may_get_more() {
+    let rebuild = |segments| {
+        rebuild_stock(&pb::RebuildStockRequest {
+            activity_id: "a".to_owned(),
+            segments,
+            ..Default::default()
+        })
+    };
+    for number in [1_u8, 2, 3, 255] {
+        let spec = offer(|it| it.segments = Some(number.into())).unwrap();
+        assert_eq!(spec.offers[0].segments, u32::from(number));
+        assert_eq!(rebuild(number.into()).unwrap().2, Some(number.into()));
+    }
+    assert_eq!(offer(|it| it.segments = Some(256)).unwrap().offers[0].segments, 256);
+    assert_eq!(rebuild(0).unwrap().2, None);
+    for number in [-1, 257] {
+        let refused = violations(rebuild(number));
+        assert_eq!(refused[0].description, format!("must be 0 to 256 (it is {number})"));
     }
     for number in [0, 257, -1] {
         let refused = violations(offer(|it| it.segments = Some(number)));
         assert_eq!(refused[0].description, format!("must be 1 to 256 (it is {number})"));
     }
-    assert_eq!(offer(|it| it.segments = Some(1)).unwrap().offers[0].segments, 1);
 }
 
 #[test]

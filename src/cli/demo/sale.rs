@@ -169,7 +169,8 @@ impl Demo {
     }
 
     fn spec(&self) -> pb::ActivitySpec {
-        let Options { units, offers, .. } = self.options;
+        let Options { units, offers, segments, .. } = self.options;
+        let segments = i32::try_from(segments).ok();
         let now = span::now();
         pb::ActivitySpec {
             activity_id: self.activity_id.clone(),
@@ -188,7 +189,7 @@ impl Demo {
                     max_orders_per_user: Some(1),
                     max_quantity_per_order: Some(1),
                     hold: None,
-                    segments: None,
+                    segments,
                 })
                 .collect(),
         }

@@ -86,7 +86,9 @@ impl Reply {
             Some(Value::Bulk(word)) if word == b"frozen" => {
                 self.word()?;
                 let stamp = self.stamp()?;
-                Ok(Some(Refusal::Frozen { stamp, reason: self.word()? }))
+                let reason = self.word()?;
+                let segments = if self.is_empty() { 1 } else { self.number()? };
+                Ok(Some(Refusal::Frozen { stamp, reason, segments }))
             }
             Some(Value::Bulk(_) | Value::Nil | Value::Int(_) | Value::Array(_)) | None => Ok(None),
         }

@@ -40,8 +40,14 @@ enum Way {
     Adjust(i64),
     /// What a server that died has set aside is put back.
     Undo,
+    /// Somebody asks for more units than a segment has.
+    Transfer,
+    /// An operator splits the stock into more segments.
+    Split,
 }
 
+/// So many that none has as many units as one order may be of.
+const SEGMENTS: u32 = 64;
 /// Units that are set aside where a server is to undo it.
 const ASIDE: i64 = 7;
 
@@ -71,6 +77,8 @@ fn way_to(failpoint: &str) -> Way {
         "after_adjustment_commit" | "after_adjustment_applied" => Way::Adjust(ASIDE),
         "after_adjustment_script" => Way::Adjust(-ASIDE),
         "before_undo_commit" | "after_undo_commit" | "after_put_back_script" => Way::Undo,
+        "after_transfer_out" | "after_transfer_in" | "after_transfer_done" => Way::Transfer,
+        "before_segments_commit" | "after_segments_commit" => Way::Split,
         other => panic!("no scenario reaches the failpoint {other}"),
     }
 }
@@ -82,6 +90,8 @@ pub(super) fn all(usual: &dyn Fn() -> Setup) -> Vec<Scenario> {
         let mut sqls = &Sql::ALL[..];
         match way {
             Way::Start | Way::Sale(_) | Way::Flush | Way::Settle | Way::Adjust(_) => {}
+            Way::Transfer => setup.segments = SEGMENTS,
+            Way::Split => setup.segments = 2,
             Way::WarmUp => setup.is_warm = false,
             Way::Hold => {
                 setup.hold = Some(Duration::from_secs(2));
@@ -148,6 +158,19 @@ async fn die_at(arena: &mut Arena, failpoint: &str, way: Way) -> Struck {
             arena.serve_dying(0, failpoint, 1);
         }
         Way::Settle => {}
+        Way::Transfer => {
+            arena.serve_dying(0, failpoint, 2);
+            arena.serves(0).await;
+            arena.warm_load().await;
+            while arena.crowd.buy_large().await.is_some() {}
+        }
+        Way::Split => {
+            arena.serve_dying(0, failpoint, 1);
+            arena.serves(0).await;
+            arena.warm_load().await;
+            let answer = arena.try_to_split(8).await;
+            assert!(answer.is_err(), "{answer:?}");
+        }
         Way::Adjust(delta) => adjust_and_die(arena, failpoint, delta).await,
         Way::Undo => {
             adjust_and_die(arena, "after_set_aside_script", -ASIDE).await;

@@ -10,6 +10,7 @@
 //! - `programs`, `clients`, `keepers`, `rebuild`: what each role asks of the stores, and makes of the
 //!   answers;
 //! - `adjust`: more or fewer units of the offer;
+//! - [`segments`]: how units move between the segments of an offer; a model beside the other;
 //! - `calls`, `faults`: calls that arrive when nobody waits for them; crashes, losses, failovers;
 //! - `world`, `rest`, `checks`: what was told to clients, and what must hold of it, always and at rest.
 //!
@@ -41,6 +42,7 @@ mod rebuild;
 mod rest;
 mod scope;
 pub mod scopes;
+pub mod segments;
 mod sql;
 mod world;
 

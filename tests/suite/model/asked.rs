@@ -33,7 +33,7 @@ impl Real<'_> {
         }
         let was_lost = self.lost.is_some() && self.model.refusal(quantity).is_none();
         let offer = self.servers[server].0.offer(&self.key).await;
-        let is_behind = offer.segment.epoch() < self.servers[server].0.sql_epoch(&self.key).await;
+        let is_behind = offer.epoch() < self.servers[server].0.sql_epoch(&self.key).await;
         let mut heard = self.ask_reserve(server, id, quantity).await?;
         self.rest().await;
         if was_lost {

@@ -80,7 +80,7 @@ impl Real<'_> {
                 };
                 only_seen = same_server && !failed_over;
                 for (world, _) in &self.servers {
-                    let seen = world.offer(&self.key).await.segment.seen();
+                    let seen = world.offer(&self.key).await.segments.first().seen();
                     only_seen &= far((seen.epoch, seen.revision));
                 }
                 if !only_seen {

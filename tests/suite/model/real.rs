@@ -230,7 +230,7 @@ impl<'a> Real<'a> {
             }
         }
         let offer = self.servers[0].0.offer(&self.key).await;
-        if let Ok(Ok(levels)) = offer.segment.scripts.levels().await
+        if let Ok(Ok(levels)) = offer.levels().await
             && levels.stamp.epoch > lost.epoch
         {
             self.lost = None;
@@ -240,7 +240,7 @@ impl<'a> Real<'a> {
                 if fate.state == State::Releasing {
                     let buyer = BuyerId::new(&buyer(id.buyer)).unwrap();
                     let id = reservation_id(&self.key, *id);
-                    let found = offer.segment.scripts.find(&id, &buyer).await;
+                    let found = offer.segments.first().scripts.find(&id, &buyer).await;
                     fate.in_engine = matches!(found, Ok(Ok((_, Found::Held { .. }))));
                     fate.acknowledged = fate.in_engine;
                 }
@@ -263,6 +263,7 @@ impl<'a> Real<'a> {
             total: i64::try_from(TOTAL).unwrap(),
             engine_remaining: i64::try_from(model.stock()).unwrap(),
             engine_units_reserved: units(|fate| fate.in_engine),
+            engine_in_transfer: 0,
             engine_unacked: count(|fate| fate.in_engine && !fate.acknowledged),
             sql_reserved: units(Fate::is_live),
             sql_sold: units(Fate::is_ordered),

@@ -153,7 +153,7 @@ pub(crate) async fn follow_epochs(log: &Log, world: &World, key: &OfferKey) {
     let offer = world.offer(key).await;
     loop {
         let asked = log.now();
-        if let Ok(Ok(levels)) = offer.segment.scripts.levels().await {
+        if let Ok(Ok(levels)) = offer.levels().await {
             log.whole(levels.stamp.epoch, asked);
         }
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -22,7 +22,8 @@ use seckill::{
         batcher::Caller,
         events::Hearing,
         keys,
-        scripts::{Found, Held, Levels, RebuildStep, Record, Take, Taken},
+        scripts::{Found, Held, RebuildStep, Record, Take, Taken},
+        segments::OfferLevels,
     },
     entity::{offers, outbox, outbox::OutboxState},
     error::Error,
@@ -49,6 +50,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 enum What {
     Before(Halt),
+    After(Halt),
     NotRun,
     ReplyLost,
 }
@@ -85,6 +87,13 @@ impl Gate {
     pub(crate) fn stop_before(&self, script: &'static str) -> Stop {
         let (halt, stop) = halt();
         self.order(script, What::Before(halt));
+        stop
+    }
+
+    /// The next call of this script runs, and stops before its caller hears of it.
+    pub(crate) fn stop_after(&self, script: &'static str) -> Stop {
+        let (halt, stop) = halt();
+        self.order(script, What::After(halt));
         stop
     }
 
@@ -134,6 +143,12 @@ impl Engine for Gate {
                     go.await.ok();
                     self.inner.eval(call).await
                 }
+                Some(What::After(Halt { reached, go })) => {
+                    let reply = self.inner.eval(call).await;
+                    reached.send(()).ok();
+                    go.await.ok();
+                    reply
+                }
                 Some(What::NotRun) => Err(EngineError::NotRun("the gate is shut".to_owned())),
                 Some(What::ReplyLost) => {
                     self.inner.eval(call).await?;
@@ -173,8 +188,9 @@ impl World {
             order_no: new_order_no(),
             buyer: buyer.clone(),
             quantity: 1,
+            again: false,
         };
-        let reply = offer.segment.take(take.clone(), Caller::default()).await.unwrap();
+        let reply = offer.home(&buyer).take(take.clone(), Caller::default()).await.unwrap();
         let Taken::Taken { slot } = reply.taken else { panic!("not taken: {reply:?}") };
         NewRow {
             offer: key.clone(),
@@ -199,8 +215,10 @@ impl World {
             order_no: new_order_no(),
             buyer,
             quantity: 1,
+            again: false,
         };
-        let _died = self.offer(key).await.segment.take(take, Caller::default()).await;
+        let offer = self.offer(key).await;
+        let _died = offer.home(&take.buyer.clone()).take(take, Caller::default()).await;
     }
 
     /// Step 5 alone.
@@ -253,13 +271,14 @@ impl World {
         }
     }
 
-    pub(crate) async fn levels(&self, key: &OfferKey) -> Levels {
-        self.offer(key).await.segment.scripts.levels().await.unwrap().unwrap()
+    pub(crate) async fn levels(&self, key: &OfferKey) -> OfferLevels {
+        self.offer(key).await.levels().await.unwrap().unwrap()
     }
 
     pub(crate) async fn find(&self, key: &OfferKey, buyer: &str, id: &ReservationId) -> Found {
         let buyer = BuyerId::new(buyer).unwrap();
-        self.offer(key).await.segment.scripts.find(id, &buyer).await.unwrap().unwrap().1
+        let offer = self.offer(key).await;
+        offer.home(&buyer).scripts.find(id, &buyer).await.unwrap().unwrap().1
     }
 
     pub(crate) async fn row(&self, id: &ReservationId) -> Option<Row> {
@@ -292,10 +311,12 @@ impl World {
     /// Freezes the offer and rebuilds it, to the end.
     pub(crate) async fn rebuild(&self, key: &OfferKey) {
         let offer = self.offer(key).await;
-        let epoch = offer.segment.epoch();
-        offer.segment.scripts.freeze(epoch, "test").await.unwrap();
+        let epoch = offer.epoch();
+        for segment in offer.segments.all() {
+            segment.scripts.freeze(epoch, "test").await.unwrap();
+        }
         self.parts.recovery.rebuild_now(&offer).await.unwrap();
-        assert!(offer.segment.epoch() > epoch);
+        assert!(offer.epoch() > epoch);
     }
 
     /// Rebuilds an offer that the engine has lost.
@@ -406,18 +427,21 @@ impl Rebuild {
     pub(crate) async fn begin(&self, world: &World, key: &OfferKey) -> RebuildStep {
         let offer = world.offer(key).await;
         let expire = TimeMs::now().plus(Duration::from_secs(3_600));
-        offer.segment.scripts.rebuild_begin(self.epoch, self.total, expire).await.unwrap()
+        offer.segments.first().scripts.rebuild_begin(self.epoch, self.total, expire).await.unwrap()
     }
 
     /// All of the snapshot as one chunk of this number.
     pub(crate) async fn load(&self, world: &World, key: &OfferKey, chunk: u64) -> RebuildStep {
-        let scripts = &world.offer(key).await.segment.scripts;
+        let offer = world.offer(key).await;
+        let scripts = &offer.segments.first().scripts;
         scripts.rebuild_load(self.epoch, chunk, &self.held, &self.marks).await.unwrap()
     }
 
     pub(crate) async fn end(&self, world: &World, key: &OfferKey, chunks: u64) -> RebuildStep {
-        let scripts = &world.offer(key).await.segment.scripts;
+        let offer = world.offer(key).await;
+        let scripts = &offer.segments.first().scripts;
         let held: u64 = self.held.iter().map(|held| u64::from(held.record.quantity)).sum();
-        scripts.rebuild_end(self.epoch, chunks, self.total - held).await.unwrap()
+        let stock = self.total - held;
+        scripts.rebuild_end(self.epoch, chunks, stock, self.total).await.unwrap()
     }
 }

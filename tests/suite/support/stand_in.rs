@@ -215,6 +215,7 @@ impl Books for StandIn {
                         engine_remaining: offer.total - units,
                         engine_units_reserved: units,
                         engine_unacked: 0,
+                        engine_in_transfer: 0,
                         sql_reserved: units,
                         sql_sold: units,
                         live_rows_units: units,

@@ -66,8 +66,19 @@ pub(crate) async fn serve(mut settings: Settings) -> Server {
 
 /// Puts an activity of this name on sale.
 pub(crate) async fn sell(server: &Server, activity: &'static str, total: u64) -> OfferKey {
+    sell_in(server, activity, total, 1).await
+}
+
+/// The same, in so many segments.
+pub(crate) async fn sell_in(
+    server: &Server,
+    activity: &'static str,
+    total: u64,
+    segments: u32,
+) -> OfferKey {
     let world = World { parts: server.parts.clone(), settings: Settings::default() };
-    world.open_sale(&Sale { activity, total, max_quantity: 1, ..Sale::default() }).await
+    let sale = Sale { activity, total, segments, max_quantity: 1, ..Sale::default() };
+    world.open_sale(&sale).await
 }
 
 impl Storm {

@@ -44,11 +44,19 @@ pub(crate) struct Sale {
     pub(crate) max_orders: u32,
     pub(crate) max_quantity: u32,
     pub(crate) hold: Option<Duration>,
+    pub(crate) segments: u32,
 }
 
 impl Default for Sale {
     fn default() -> Self {
-        Self { activity: "sale", total: 10, max_orders: 1, max_quantity: 10, hold: None }
+        Self {
+            activity: "sale",
+            total: 10,
+            max_orders: 1,
+            max_quantity: 10,
+            hold: None,
+            segments: 1,
+        }
     }
 }
 
@@ -200,7 +208,7 @@ impl World {
     pub(crate) async fn healthy(&self, key: &OfferKey) {
         let offer = self.offer(key).await;
         eventually("the offer sells again", async || {
-            let levels = offer.segment.scripts.levels().await.ok()?.ok()?;
+            let levels = offer.levels().await.ok()?.ok()?;
             (levels.stamp.epoch == self.sql_epoch(key).await).then_some(())
         })
         .await;
@@ -277,7 +285,7 @@ pub(crate) fn spec_of(sale: &Sale) -> ActivitySpec {
             max_orders: sale.max_orders,
             max_quantity: sale.max_quantity,
             hold: sale.hold,
-            segments: 1,
+            segments: sale.segments,
         }],
     }
 }
