@@ -3,7 +3,7 @@
 //! At rest they must agree to the unit; this is the oracle of every test that sells, and of
 //! `seckill demo`.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use serde::Serialize;
@@ -12,10 +12,15 @@ use crate::{
     admission::catalog::Catalog,
     database::Database,
     domain::{ActivityId, SkuId},
-    engine::scripts::Levels,
+    engine::scripts::{Answer, Levels},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
+    offer::Offer,
 };
+
+/// How often segments that move are looked at anew, and how long apart.
+const LOOKS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The books of one offer. Every figure is counted, also where it should equal another.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
@@ -132,7 +137,7 @@ async fn read_offer(
         .map_err(|error| Error::internal(format!("offer {id}/{}: {error}", row.sku_id)))?;
     let offer = catalog.activity(id).await?.offer(&sku_id)?;
     let frozen = |_| Error::OfferFrozen(offer.key.clone());
-    let levels = offer.segments.levels_of_each().await?.map_err(frozen)?;
+    let levels = levels_at_rest(&offer).await?.map_err(frozen)?;
     let sum = |figure: fn(&Levels) -> u64| {
         i64::try_from(levels.iter().map(figure).sum::<u64>()).unwrap_or(i64::MAX)
     };
@@ -207,6 +212,25 @@ async fn read_offer(
     let too_many = too_many(rows_of_buyer).max(too_many(orders_of_buyer));
     books.buyers_with_more_than_allowed = i64::try_from(too_many).unwrap_or(i64::MAX);
     Ok(books)
+}
+
+/// The figures of every segment. Of several they are read until nothing is on its way and two passes
+/// are alike: the balancer moves units also while nobody buys. What never rests is shown as it is.
+async fn levels_at_rest(offer: &Offer) -> Result<Answer<Vec<Levels>>, Error> {
+    let mut before = offer.segments.levels_of_each().await?;
+    if offer.segments.count() == 1 {
+        return Ok(before);
+    }
+    for _ in 0..LOOKS {
+        let after = offer.segments.levels_of_each().await?;
+        let Ok(all) = &after else { return Ok(after) };
+        if all.iter().all(|levels| levels.out == 0) && before == after {
+            return Ok(after);
+        }
+        before = after;
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(before)
 }
 
 #[cfg(test)]
