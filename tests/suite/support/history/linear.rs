@@ -45,25 +45,24 @@ fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), Str
             Some((_, answer)) if reaches_in && !answer.changes() => {}
             returned => {
                 let returned = returned.as_ref().map(|(at, _)| *at).filter(|at| *at <= to);
-                ops.push(Op { call, invoked: call.invoked.max(from), returned });
+                ops.push(Op { call, invoked: call.invoked, returned });
             }
         }
     }
     // They stand in the order in which they were made: a win may be of a unit whose release comes
     // later among them.
     while !settled.is_empty() {
-        let (mut short, mut why) = (Vec::new(), Ok(()));
-        for call in &settled {
-            if let Err(wrong) = state.settle(call) {
-                short.push(*call);
-                why = Err(wrong);
-            }
+        let before = settled.len();
+        settled.retain(|call| state.settle(call).is_err());
+        if settled.len() == before {
+            break;
         }
-        if short.len() == settled.len() {
-            return why;
-        }
-        settled = short;
     }
+    // Nor does the release have to be among them: it may have been answered in the span alone.
+    ops.extend(settled.into_iter().map(|call| {
+        let returned = call.returned.as_ref().map(|(at, _)| *at);
+        Op { call, invoked: call.invoked, returned }
+    }));
     Search::new(ops, state).run()
 }
 
