@@ -75,7 +75,7 @@ families! {
     SOLD_OUT_FROM_MEMORY = "seckill_reserve_sold_out_from_memory_total", Kind::Counter, [],
         "Answers SOLD_OUT that asked no store.";
     ROOM = "seckill_reserve_room_places", Kind::Gauge, [],
-        "How many reservations may be under way, by what the database was measured to take.";
+        "How many reservations may be under way, by what the database and the threads of gRPC take.";
     ROOM_TAKEN = "seckill_reserve_room_taken", Kind::Gauge, [],
         "How many are under way.";
     ENGINE_BATCHES = "seckill_engine_batch_requests", Kind::Histogram(ROWS), [],
