@@ -144,9 +144,13 @@ impl Segments {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Takes over a higher epoch, of this number of segments; a lower one is ignored.
+    /// Takes over a higher epoch, of this number of segments; a lower one is ignored. What was known
+    /// under the one before, such as that nothing is left, is forgotten.
     pub fn adopt(&self, epoch: u64) {
-        self.epoch.fetch_max(epoch, Ordering::AcqRel);
+        if self.epoch.fetch_max(epoch, Ordering::AcqRel) < epoch {
+            let begins = Stamp { epoch, revision: 0 };
+            self.all.iter().for_each(|segment| segment.hear(begins));
+        }
     }
 
     /// Takes over the epoch of a refusal for that reason; whether a call may be made anew. An epoch

@@ -675,7 +675,9 @@ async fn sixteen_segments_lie_on_all_masters_of_a_cluster_and_sell_every_unit() 
         };
         storm.rage(&server, meddle).await;
         assert!(server.parts.recovery.rebuilds() >= 1, "a third of the segments was lost");
-        storm.settle(&server).await;
+        // What lies on the masters that live sells on until the rebuild reaches it, so its time is
+        // not known to the moment.
+        storm.settle_in_any_order(&server).await;
         let world = World { parts: server.parts.clone(), settings };
         assert_no_difference(&world, &key).await;
         server.stop().await;

@@ -26,6 +26,8 @@ def main(lines, columns, seconds, command):
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
         for stream in range(3):
             os.dup2(slave, stream)
+        # Whoever was started in the background ignores it, and so would the command.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execvp(command[0], command)
     drawn, give_up = b"", time.monotonic() + seconds
     while True:

@@ -160,7 +160,8 @@ impl<'a> Search<'a> {
             tried += 1;
             match self.choose() {
                 Some(event) if tried < MOST_CHOICES => at = event,
-                _ => return Err(format!("no order explains, {}", furthest.1)),
+                Some(_) => return Err(format!("no order was found in time, {}", furthest.1)),
+                None => return Err(format!("no order explains, {}", furthest.1)),
             }
         }
     }
