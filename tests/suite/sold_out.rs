@@ -38,6 +38,17 @@ async fn known(world: &World, key: &OfferKey) {
     .await;
 }
 
+/// Sold out in so many segments, and then there is another epoch.
+async fn ends_with_its_epoch(ground: &Ground<'_>, segments: u32) {
+    let world = world_that_knows(ground).await;
+    let key = world.open_sale(&Sale { total: 1, segments, ..Sale::default() }).await;
+    world.win(&key, "u1", "r1").await;
+    known(&world, &key).await;
+    let offer = world.offer(&key).await;
+    offer.adopt(offer.epoch() + 1);
+    assert!(!refused_here(&world, &request(&key, "asker", "r2", 1)));
+}
+
 on_every_ground! {
     async fn a_storm_after_the_last_unit_does_not_reach_the_engine(ground: &Ground<'_>) {
         let world = world_that_knows(ground).await;
@@ -124,6 +135,14 @@ on_every_ground! {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         world.assert_balanced(&key, 1).await;
+    }
+
+    async fn what_is_known_ends_with_its_epoch_before_any_message(ground: &Ground<'_>) {
+        ends_with_its_epoch(ground, 1).await;
+    }
+
+    async fn what_is_known_of_segments_ends_with_their_epoch(ground: &Ground<'_>) {
+        ends_with_its_epoch(ground, 3).await;
     }
 
     async fn what_is_known_of_an_old_epoch_is_dropped(ground: &Ground<'_>) {
