@@ -35,6 +35,8 @@ const MEMBERS: usize = 4_096;
 const ACKNOWLEDGEMENTS: usize = 256;
 /// Calls in flight per segment; the connection keeps their order.
 const WORKERS: usize = 2;
+/// The same while a full batch waits, so that an engine which is far away gets as many.
+const MOST_WORKERS: usize = 8;
 /// The most requests that wait for a worker; more are refused at once.
 const QUEUE: usize = 20_000;
 
@@ -228,7 +230,8 @@ impl Segment {
                 return Err(TakeError::Overloaded);
             }
             queue.waiting.push_back(Waiting { take, since: Instant::now(), caller, reply });
-            if queue.workers < WORKERS {
+            let most = if queue.waiting.len() < BATCH { WORKERS } else { MOST_WORKERS };
+            if queue.workers < most {
                 queue.workers += 1;
                 self.tasks.spawn(self.clone().work());
             }
