@@ -47,7 +47,9 @@ pub async fn place_new(transaction: &Transaction, ids: &[i64], now: TimeMs) -> R
             .expr(Expr::val(OrderState::Created))
             .expr(Expr::val(now.0))
             .from(outbox::Entity)
-            .inner_join(
+            // From the rows to their offers, which an inner join leaves to the database: PostgreSQL then
+            // reads all rows of an offer to find these. Without its offer a row has no price, and fails.
+            .left_join(
                 offers::Entity,
                 Expr::col((offers::Entity, offers::Column::ActivityId))
                     .equals((outbox::Entity, From::ActivityId))

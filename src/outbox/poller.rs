@@ -212,11 +212,12 @@ impl Poller {
         failpoint!("after_orders_inserted");
         let ids: Vec<i64> = claimed.iter().map(|row| row.id).collect();
         for some in ids.chunks(500) {
+            // They are pending, and locked. To say so once more makes PostgreSQL walk all of its
+            // index of pending rows for each of these.
             outbox::Entity::update_many()
                 .col_expr(outbox::Column::State, Expr::value(OutboxState::Done))
                 .col_expr(outbox::Column::SettleTime, Expr::value(now.0))
                 .filter(is_among(self.database.backend(), outbox::Column::Id, some))
-                .filter(outbox::Column::State.eq(OutboxState::Pending))
                 .exec(transaction)
                 .await?;
         }

@@ -571,6 +571,9 @@ on_every_database! {
                 ("SHOW transaction_isolation", "read committed"),
                 ("SHOW statement_timeout", "5s"),
                 ("SHOW lock_timeout", "1s"),
+                ("SHOW enable_seqscan", "off"),
+                ("SHOW enable_bitmapscan", "off"),
+                ("SHOW jit", "off"),
             ],
             Backend::MySql => &[
                 ("SELECT @@tx_isolation", "READ-COMMITTED"),

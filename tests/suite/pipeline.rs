@@ -2,12 +2,15 @@
 //! database that others left behind.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
-use sea_orm::{ActiveValue::Set, ConnectionTrait, EntityTrait, PaginatorTrait};
+use sea_orm::{
+    ActiveValue::Set, ConnectionTrait, DbBackend, EntityTrait, PaginatorTrait, QueryResult,
+    Statement,
+};
 use seckill::{
     database::Acquired,
     domain::{OfferKey, ReleaseOutcome, ReserveOutcome},
@@ -356,6 +359,43 @@ on_every_ground! {
         assert_eq!(held, buyers.iter().map(String::as_str).collect());
         world.win(&key, "one-more", "r1").await;
     }
+}
+
+/// How many rows of the outbox PostgreSQL has looked at, by index, and without one.
+async fn rows_read(database: &Fresh) -> Option<BTreeMap<String, i64>> {
+    let sql = "SELECT indexrelname::TEXT, idx_tup_read FROM pg_stat_user_indexes \
+               WHERE relname = 'outbox' AND idx_tup_read > 0 UNION ALL \
+               SELECT 'none', seq_tup_read FROM pg_stat_user_tables \
+               WHERE relname = 'outbox' AND n_tup_upd > 0";
+    let rows = database.reader().query_all_raw(Statement::from_string(DbBackend::Postgres, sql));
+    let read =
+        |row: QueryResult| (row.try_get_by_index(0).unwrap(), row.try_get_by_index(1).unwrap());
+    let read: BTreeMap<String, i64> = rows.await.unwrap().into_iter().map(read).collect();
+    read.contains_key("none").then_some(read)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_is_not_read_for_each_row_that_becomes_an_order() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        let world = Ground::embedded(fresh).world().await;
+        world.open_sale(&units(10_000)).await;
+        // As a rush leaves them, before the database has looked at the table.
+        sql(
+            &world,
+            "INSERT INTO outbox (reservation_id, activity_id, sku_id, user_id, quantity, slot, \
+             order_no, epoch, batch, state, next_attempt_time, create_time) \
+             SELECT 'r' || n, 'sale', 'sku-1', 'u' || n, 1, 1, 'o' || n, 1, 'batch', 'pending', \
+             1, 1 FROM generate_series(1, 10000) n",
+        )
+        .await;
+        sql(&world, "UPDATE offers SET reserved = 10000").await;
+        let ordered = world.poll().await.ordered as i64;
+        assert!(ordered > 0);
+        world.close().await;
+        let read = crate::support::eventually("statistics", || rows_read(fresh)).await;
+        assert!(read.values().sum::<i64>() <= 5 * ordered, "{read:?} to order {ordered}");
+    })
+    .await;
 }
 
 // --- the embedded engine --------------------------------------------------------------------------
