@@ -57,10 +57,10 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Whether the pass found enough to do that another should follow at once.
+    /// Rows that the pass did something about; while there are any, another pass should follow.
     #[must_use]
-    pub fn made_progress(&self) -> bool {
-        self.ordered + self.released + self.failed > 0
+    pub fn settled(&self) -> usize {
+        self.ordered + self.released + self.failed
     }
 }
 

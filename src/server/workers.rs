@@ -38,6 +38,11 @@ const MEASURE_EVERY: Duration = Duration::from_secs(5);
 const REST: u32 = 9;
 /// How often limits forget who has been silent.
 const FORGET_EVERY: Duration = Duration::from_secs(1);
+/// How long rows are gathered before they become orders: what a batch takes hardly grows with the
+/// first rows of it, and the next buyers need the cores.
+const GATHER: Duration = Duration::from_millis(10);
+/// So many are worth a batch at once.
+const WORTH_A_BATCH: usize = 64;
 /// Holds released in one pass; few in the simulator.
 const EXPIRE_AT_ONCE: u64 = if cfg!(test) { 2 } else { 200 };
 
@@ -246,12 +251,17 @@ async fn poll(parts: Parts, settings: Settings) {
             () = tokio::time::sleep(interval) => {}
             () = parts.shutdown.cancelled() => return,
         }
-        while !parts.shutdown.is_cancelled() && !parts.database_circuit.is_open() {
+        let mut found = 0;
+        while (found >= WORTH_A_BATCH || sleep(&parts, GATHER).await)
+            && !parts.shutdown.is_cancelled()
+            && !parts.database_circuit.is_open()
+        {
             let begun = SystemTime::now();
             match poller.run_once().await {
                 Ok(pass) => {
                     note_pass(&pass, begun);
-                    if !pass.made_progress() {
+                    found = pass.settled();
+                    if found == 0 {
                         break;
                     }
                 }
@@ -265,7 +275,7 @@ async fn poll(parts: Parts, settings: Settings) {
 }
 
 fn note_pass(pass: &Pass, begun: SystemTime) {
-    if pass.made_progress() {
+    if pass.settled() > 0 {
         let counts =
             [("ordered", pass.ordered), ("released", pass.released), ("failed", pass.failed)];
         spans::worked("poller batch", begun, &counts);
