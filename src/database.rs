@@ -171,6 +171,11 @@ pub enum OpenError {
     Unreachable { at: String, reason: String },
     #[error("the database file {path} can't be written: {reason}")]
     Unwritable { path: String, reason: String },
+    #[error(
+        "the database file {path} is locked: another process writes to it, and did not end within \
+         {waited_ms} ms (database.lock_timeout_ms); find it with `fuser {path}`, or try again"
+    )]
+    Locked { path: String, waited_ms: u64 },
 }
 
 /// Which SQL is spoken; MariaDB counts as MySQL.
@@ -596,7 +601,7 @@ async fn probe(location: &Location, settings: &DatabaseSettings) -> Result<(), O
         match tokio::time::timeout_at(deadline, probe_once(location, settings)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => {
-                seen = location::explain(location, &error);
+                seen = location::explain(location, &error, settings.lock_timeout_ms);
                 if !fault::is_starting(&error) {
                     return Err(seen);
                 }

@@ -158,7 +158,9 @@ pub(super) fn start_failure(error: StartError) -> Failure {
             | redis::OpenError::Certificate(_),
         )
         | StartError::SchemaBehind => Failure::Usage(error.to_string()),
-        StartError::Database(database::OpenError::Unreachable { .. })
+        StartError::Database(
+            database::OpenError::Unreachable { .. } | database::OpenError::Locked { .. },
+        )
         | StartError::Engine(redis::OpenError::Unreachable { .. })
         | StartError::EmbeddedHeld { .. }
         | StartError::Bind { .. }

@@ -29,7 +29,9 @@ use crate::support::{
     databases::{self, Fresh},
     eventually,
     process::{Process, Serve},
+    redis_server::RedisServer,
     scrape::{get, metrics},
+    wire::Wire,
     world::{Ground, Sale},
 };
 
@@ -266,6 +268,36 @@ async fn the_end_of_the_certificate_shows() {
         let days = (ends - now) / 86_400.0;
         assert!((29.0..=30.0).contains(&days), "{days}");
         process.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_away_is_two_lines_in_the_log_and_not_hundreds() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let redis = RedisServer::start_with_aof().await;
+        let wire = Wire::to(([127, 0, 0, 1], redis.port()).into()).await;
+        let serve = Serve::over(&Ground::embedded(fresh).settings())
+            .with("ENGINE__URL", format!("redis://{}", wire.addr))
+            .with("HTTP__ADDR", "127.0.0.1:0");
+        let mut process = serve.start().await;
+        wire.cut();
+        process.logged("no connection").await;
+        // It is dialled again and again, and nobody hears of that.
+        let dialled = wire.refused();
+        eventually("it is dialled twenty times", async || {
+            (wire.refused() >= dialled + 20).then_some(())
+        })
+        .await;
+        wire.mend();
+        process.logged("connected again").await;
+        process.stop().await;
+        let log = process.log();
+        let count = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+        assert_eq!((count("no connection"), count("connected again")), (1, 1), "{log}");
+        let end = log.lines().find(|line| line.contains("connected again")).unwrap();
+        let end: Value = serde_json::from_str(end).unwrap();
+        assert!(end["failed"].as_u64().unwrap() >= 10, "{end}");
     })
     .await;
 }
