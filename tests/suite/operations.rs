@@ -124,7 +124,9 @@ on_every_ground! {
         assert_eq!(report["offers"][0]["segments"].as_array().unwrap().len(), 3, "{report}");
         let fewer = json(&server, 64, &["rebuild", "sale", "--segments", "2"]).await;
         assert!(fewer.to_string().contains("must be at least 3"), "{fewer}");
-        assert_eq!(json(&server, 0, &["activity", "end", "sale"]).await["state"], "ENDED");
+        for (verb, state) in [("pause", "PAUSED"), ("resume", "ACTIVE"), ("end", "ENDED")] {
+            assert_eq!(json(&server, 0, &["activity", verb, "sale"]).await["state"], state);
+        }
         eventually("the books are closed", async || {
             let output = run(&server, &["activity", "settle", "sale", "--output", "json"]).await;
             let said: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -149,11 +151,22 @@ on_every_ground! {
             "rebuild_stock",
             "rebuild",
             "raise_segments",
-            "change_state",
+            "create_activity",
+            "approve_activity",
+            "warm_up",
+            "start_activity",
+            "pause_activity",
+            "resume_activity",
+            "end_activity",
+            "settle_activity",
         ] {
             assert!(actions.contains(&action), "{action} is not in {actions:?}");
         }
         assert_eq!(audit["entries"][0]["detail"]["to"], "settled");
+        let started = audit["entries"].as_array().unwrap().iter();
+        let started = started.filter(|entry| entry["action"] == "start_activity");
+        let by: Vec<_> = started.map(|entry| (&entry["actor"], &entry["detail"]["reason"])).collect();
+        assert_eq!(by, [(&"clock".into(), &"start_time".into())], "once, and by the clock");
         let first = json(&server, 0, &["audit", "sale", "--limit", "1"]).await;
         assert_eq!(first["entries"].as_array().unwrap().len(), 1);
 
