@@ -34,7 +34,10 @@ use sea_orm::{
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::{sync::Semaphore, time::Instant};
 
-use crate::domain::{Clock, TimeMs};
+use crate::{
+    domain::{Clock, TimeMs},
+    metrics::{self, Waited},
+};
 
 pub use capacity::Capacity;
 pub use connection::{Connection, Link, Transaction};
@@ -345,11 +348,16 @@ impl Database {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
         let begun = tokio::spawn(async move {
+            let asked = Instant::now();
             let turn = match (&inner.groups, is_group) {
                 (Some(groups), true) => groups.clone().acquire_owned().await.ok(),
                 (Some(_), false) | (None, _) => None,
             };
-            Ok(inner.begin(side).await?.with_turn(turn))
+            let begun = inner.begin(side).await;
+            if side != Side::Probe {
+                metrics::waited(Waited::Database, asked.elapsed());
+            }
+            Ok(begun?.with_turn(turn))
         });
         match begun.await {
             Ok(begun) => begun,

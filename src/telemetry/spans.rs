@@ -103,10 +103,20 @@ pub fn is_on() -> bool {
     TRACES.get().is_some()
 }
 
-/// The span of a call, if it is sampled: the caller's word counts, and otherwise the settings.
-pub fn call(path: &str, headers: &HeaderMap) -> Span {
+/// The caller's span, as the headers of his call name it.
+#[derive(Debug, Clone, Default)]
+pub struct Origin(Option<SpanContext>);
+
+/// Reads the caller's span, if spans are made at all.
+pub fn origin(headers: &HeaderMap) -> Origin {
+    let named = headers.get(TRACEPARENT).filter(|_| is_on());
+    Origin(named.and_then(|value| parent(value.to_str().ok()?)))
+}
+
+/// The span of a call, or of a request of a stream, if it is sampled: the caller's word counts, and
+/// otherwise the settings.
+pub fn call(name: &str, Origin(parent): Origin) -> Span {
     let Some(traces) = TRACES.get() else { return Span::none() };
-    let parent = headers.get(TRACEPARENT).and_then(|value| parent(value.to_str().ok()?));
     let is_sampled = match &parent {
         Some(parent) => parent.is_sampled(),
         None => traces.samples(),
@@ -118,7 +128,7 @@ pub fn call(path: &str, headers: &HeaderMap) -> Span {
     let span = tracing::error_span!(
         target: TARGET,
         "call",
-        otel.name = path.trim_start_matches('/'),
+        otel.name = name.trim_start_matches('/'),
         otel.kind = "server",
         rpc.system = "grpc",
         rpc.grpc.status_code = field::Empty,
@@ -134,9 +144,14 @@ pub fn call(path: &str, headers: &HeaderMap) -> Span {
     span
 }
 
-/// Tells how the call of this span ended, and the caller which span it was.
-pub fn answered(span: &Span, code: i32, headers: &mut HeaderMap) {
+/// Tells how the call of this span ended.
+pub fn ended(span: &Span, code: i32) {
     span.record("rpc.grpc.status_code", code);
+}
+
+/// As [`ended`], and tells the caller which span it was.
+pub fn answered(span: &Span, code: i32, headers: &mut HeaderMap) {
+    ended(span, code);
     let Some(context) = context_of(span) else { return };
     let text = format!("00-{}-{}-01", context.trace_id(), context.span_id());
     if let Ok(value) = HeaderValue::from_str(&text) {
@@ -248,7 +263,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let value = format!("00-{TRACE}-00f067aa0ba902b7-01");
         headers.insert(TRACEPARENT, HeaderValue::from_str(&value).expect("a header"));
-        let span = call("/seckill.v1.Seckill/Reserve", &headers);
+        let span = call("/seckill.v1.Seckill/Reserve", origin(&headers));
         assert!(span.is_none() && step("script").is_none() && trace_id().is_none());
         let before = headers.len();
         answered(&span, 0, &mut headers);
