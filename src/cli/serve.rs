@@ -77,6 +77,7 @@ impl Serve {
         if self.check_config {
             let tls = Tls::load(&loaded.settings).await;
             tls.map_err(|error| start_failure(StartError::Tls(error)))?;
+            telemetry::spans::tls(&loaded.settings.traces).map_err(Failure::Usage)?;
             context.printer.note("the settings are valid");
             return Ok(Exit::Ok);
         }

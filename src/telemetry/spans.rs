@@ -22,7 +22,7 @@ use opentelemetry_sdk::{
     Resource,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
-use tonic::transport::ClientTlsConfig;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tracing::{Span, Subscriber, field};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
@@ -59,9 +59,8 @@ where
         .with_tonic()
         .with_endpoint(settings.endpoint.expose())
         .with_timeout(EXPORT_LIMIT);
-    if settings.endpoint.has_scheme_of(&["https"]) {
-        // By itself it would trust nobody.
-        exporter = exporter.with_tls_config(ClientTlsConfig::new().with_native_roots());
+    if let Some(tls) = tls(settings)? {
+        exporter = exporter.with_tls_config(tls);
     }
     let exporter = exporter.build().map_err(|error| format!("traces.endpoint: {error}"))?;
     let mut resource = Resource::builder().with_attributes([
@@ -85,6 +84,46 @@ where
         .with_filter(Targets::new().with_target(TARGET, tracing::Level::TRACE));
     let _ = TRACES.set(Traces { provider, tracer, per_thousand: settings.sampled_per_thousand });
     Ok(layer)
+}
+
+/// Whom the exporter trusts, and what it shows of itself: by the variables of OpenTelemetry, which the
+/// exporter itself does not read.
+///
+/// # Errors
+/// A file can't be used; the sentence names its variable.
+pub fn tls(settings: &TracesSettings) -> Result<Option<ClientTlsConfig>, String> {
+    if !settings.endpoint.has_scheme_of(&["https"]) {
+        return Ok(None);
+    }
+    let mut tls = ClientTlsConfig::new();
+    tls = match pem("CERTIFICATE", "CERTIFICATE-----")? {
+        Some((_, ca)) => tls.ca_certificate(Certificate::from_pem(ca)),
+        // By itself it would trust nobody.
+        None => tls.with_native_roots(),
+    };
+    let cert = pem("CLIENT_CERTIFICATE", "CERTIFICATE-----")?;
+    let key = pem("CLIENT_KEY", "PRIVATE KEY-----")?;
+    match (cert, key) {
+        (Some((_, cert)), Some((_, key))) => tls = tls.identity(Identity::from_pem(cert, key)),
+        (None, None) => {}
+        (Some((variable, _)), None) | (None, Some((variable, _))) => {
+            return Err(format!(
+                "{variable}: a client certificate needs its key, and a key its certificate"
+            ));
+        }
+    }
+    Ok(Some(tls))
+}
+
+/// What a file of that purpose holds, and the variable that names it.
+fn pem(purpose: &str, marker: &str) -> Result<Option<(String, Vec<u8>)>, String> {
+    let Some((variable, path)) = config::otlp_file(purpose) else { return Ok(None) };
+    let at = format!("{variable} = {}", path.display());
+    let pem = std::fs::read(&path).map_err(|cause| format!("{at}: can't be read: {cause}"))?;
+    match pem.windows(marker.len()).any(|window| window == marker.as_bytes()) {
+        true => Ok(Some((variable, pem))),
+        false => Err(format!("{at}: holds no {marker}")),
+    }
 }
 
 /// Sends what is left.

@@ -18,10 +18,15 @@ use opentelemetry_proto::tonic::{
 use seckill::api::pb;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Code, Request, Response, Status, metadata::MetadataMap};
+use tonic::{
+    Code, Request, Response, Status,
+    metadata::MetadataMap,
+    transport::{Certificate, Identity, ServerTlsConfig},
+};
 
 use crate::support::{
     calls::Shop,
+    certs::{Authority, Issued, Wanted},
     databases::{self, Fresh},
     eventually,
     process::{Process, Serve},
@@ -56,6 +61,19 @@ impl Collector {
         (collector, addr)
     }
 
+    /// With this certificate, for those alone who have one of that authority.
+    async fn start_with_tls(own: &Issued, callers: &Authority) -> (Self, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (collector, port) = (Self::default(), listener.local_addr().unwrap().port());
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(&own.cert, &own.key))
+            .client_ca_root(Certificate::from_pem(&callers.pem));
+        let mut serving = tonic::transport::Server::builder().tls_config(tls).unwrap();
+        let serving = serving.add_service(TraceServiceServer::new(collector.clone()));
+        tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
+        (collector, port)
+    }
+
     fn spans(&self) -> Vec<Span> {
         let requests = self.0.lock().unwrap();
         let resources = requests.iter().flat_map(|request| &request.resource_spans);
@@ -68,6 +86,57 @@ impl Collector {
         let resource = requests.first()?.resource_spans.first()?.resource.clone()?;
         text(&resource.attributes, "service.name")
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spans_go_to_a_collector_with_a_certificate_of_a_private_ca() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.close().await;
+        let (authority, callers) = (Authority::new("collectors"), Authority::new("senders"));
+        let (folder, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ca = folder.path().join("ca.pem");
+        std::fs::write(&ca, &authority.pem).unwrap();
+        let (cert, key_file) = callers.issue(&Wanted::default()).write(own.path());
+        let (collector, port) = Collector::start_with_tls(&authority.for_server(), &callers).await;
+        let serve = Serve::over(&ground.settings())
+            .with("TRACES__ENDPOINT", format!("https://localhost:{port}"))
+            .with("TRACES__SAMPLED_PER_THOUSAND", 1_000)
+            .with_variable("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", cert.display())
+            .with_variable("OTEL_EXPORTER_OTLP_CLIENT_KEY", key_file.display())
+            .with_variable("OTEL_BSP_SCHEDULE_DELAY", "100");
+
+        // Nobody here knows its CA: it hears nothing.
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        shop.insist("u1", "r").await;
+        process.stop().await;
+        assert!(collector.spans().is_empty());
+        assert!(process.log().contains("BatchSpanProcessor.ExportError"), "{}", process.log());
+
+        let serve = serve.with_variable("OTEL_EXPORTER_OTLP_CERTIFICATE", ca.display());
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        shop.insist("u2", "r").await;
+        eventually("the span arrives", async || {
+            let spans = collector.spans();
+            spans.iter().any(|span| span.name == "seckill.v1.Seckill/Reserve").then_some(())
+        })
+        .await;
+        process.stop().await;
+
+        // A file that is no use is told at once, by its variable.
+        std::fs::write(&ca, "no certificate").unwrap();
+        let mut process = serve.spawn();
+        let status = process.ended(Duration::from_secs(10)).await;
+        assert_eq!(status.code(), Some(64));
+        let log = process.log();
+        let words = ["OTEL_EXPORTER_OTLP_CERTIFICATE", ca.to_str().unwrap(), "holds no"];
+        assert!(words.iter().all(|word| log.contains(word)), "{log}");
+    })
+    .await;
 }
 
 fn text(
