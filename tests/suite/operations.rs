@@ -1,9 +1,10 @@
 //! An operator at work: the command line against a real server whose books were tampered with.
 
-use std::process::Output;
+use std::{process::Output, time::Duration};
 
 use sea_orm::ConnectionTrait;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::support::{
     eventually,
@@ -12,13 +13,13 @@ use crate::support::{
 };
 
 async fn run(server: &Process, args: &[&str]) -> Output {
-    tokio::process::Command::new(env!("CARGO_BIN_EXE_seckill"))
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_seckill"))
         .args(args)
         .env_clear()
         .env("SECKILL_SERVER", format!("http://{}", server.addr))
-        .output()
-        .await
-        .unwrap()
+        .kill_on_drop(true)
+        .output();
+    timeout(Duration::from_secs(60), output).await.expect("the command ends").unwrap()
 }
 
 /// The one object that the command answers with, after it ended with `code`.
@@ -135,6 +136,8 @@ on_every_ground! {
             (!waits).then_some(())
         })
         .await;
+        let last = table(&server, 0, &["watch", "sale"]).await;
+        assert!(last.contains("SETTLED remaining=1 reserved=4 total=5"), "{last}");
         let audit = json(&server, 0, &["audit", "sale", "--limit", "100"]).await;
         let actions: Vec<&str> = audit["entries"]
             .as_array()
