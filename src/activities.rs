@@ -115,7 +115,8 @@ impl Activities {
             insert_ignore(&transaction, spec.offers.iter().map(|o| new_offer(id, o)).collect())
                 .await?;
             let detail = serde_json::json!({ "title": spec.title, "offers": spec.offers.len() });
-            let entry = audit::Entry::of_activity(&spec.activity_id, actor, "create", detail);
+            let entry =
+                audit::Entry::of_activity(&spec.activity_id, actor, "create_activity", detail);
             audit::write(&transaction, now, entry).await
         }
         .await;
@@ -391,7 +392,7 @@ impl Activities {
                 return Ok(false);
             }
             let detail = serde_json::json!({ "to": to.as_str(), "reason": reason });
-            let entry = audit::Entry::of_activity(id, actor, "change_state", detail);
+            let entry = audit::Entry::of_activity(id, actor, action(from, to), detail);
             audit::write(&transaction, now, entry).await?;
             Ok(true)
         }
@@ -529,4 +530,17 @@ fn read_token(query: &ActivityListQuery) -> Option<(i64, String)> {
     }
     let (start_time, id) = rest.split_once(':')?;
     Some((start_time.parse().ok()?, id.to_owned()))
+}
+
+/// What the audit calls a change of state.
+fn action(from: &[ActivityState], to: ActivityState) -> &'static str {
+    match to {
+        ActivityState::PendingReview => "create_activity",
+        ActivityState::Scheduled => "approve_activity",
+        ActivityState::Active if from == [ActivityState::Paused] => "resume_activity",
+        ActivityState::Active => "start_activity",
+        ActivityState::Paused => "pause_activity",
+        ActivityState::Ended => "end_activity",
+        ActivityState::Settled => "settle_activity",
+    }
 }

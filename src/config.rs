@@ -14,7 +14,7 @@ mod load;
 mod render;
 mod secret;
 
-use std::{fmt, net::SocketAddr};
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -469,6 +469,17 @@ pub fn no_color() -> bool {
 #[must_use]
 pub fn names_service() -> bool {
     std::env::var_os("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
+}
+
+/// The file that OpenTelemetry's variables name for this purpose, `CERTIFICATE` for one, and the
+/// variable: the one for traces before the one for everything that is sent.
+#[must_use]
+pub fn otlp_file(purpose: &str) -> Option<(String, PathBuf)> {
+    ["OTEL_EXPORTER_OTLP_TRACES", "OTEL_EXPORTER_OTLP"].into_iter().find_map(|first| {
+        let variable = format!("{first}_{purpose}");
+        let path = std::env::var_os(&variable).filter(|path| !path.is_empty())?;
+        Some((variable, path.into()))
+    })
 }
 
 /// The log filter in RUST_LOG, if there is one.

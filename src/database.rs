@@ -34,7 +34,10 @@ use sea_orm::{
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::{sync::Semaphore, time::Instant};
 
-use crate::domain::{Clock, TimeMs};
+use crate::{
+    domain::{Clock, TimeMs},
+    metrics::{self, Waited},
+};
 
 pub use capacity::Capacity;
 pub use connection::{Connection, Link, Transaction};
@@ -171,6 +174,11 @@ pub enum OpenError {
     Unreachable { at: String, reason: String },
     #[error("the database file {path} can't be written: {reason}")]
     Unwritable { path: String, reason: String },
+    #[error(
+        "the database file {path} is locked: another process writes to it, and did not end within \
+         {waited_ms} ms (database.lock_timeout_ms); find it with `fuser {path}`, or try again"
+    )]
+    Locked { path: String, waited_ms: u64 },
 }
 
 /// Which SQL is spoken; MariaDB counts as MySQL.
@@ -340,11 +348,16 @@ impl Database {
         let inner = Arc::clone(&self.inner);
         #[allow(clippy::disallowed_methods, reason = "it must outlive the caller; see above")]
         let begun = tokio::spawn(async move {
+            let asked = Instant::now();
             let turn = match (&inner.groups, is_group) {
                 (Some(groups), true) => groups.clone().acquire_owned().await.ok(),
                 (Some(_), false) | (None, _) => None,
             };
-            Ok(inner.begin(side).await?.with_turn(turn))
+            let begun = inner.begin(side).await;
+            if side != Side::Probe {
+                metrics::waited(Waited::Database, asked.elapsed());
+            }
+            Ok(begun?.with_turn(turn))
         });
         match begun.await {
             Ok(begun) => begun,
@@ -602,7 +615,7 @@ async fn probe(location: &Location, settings: &DatabaseSettings) -> Result<(), O
         match tokio::time::timeout_at(deadline, probe_once(location, settings)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => {
-                seen = location::explain(location, &error);
+                seen = location::explain(location, &error, settings.lock_timeout_ms);
                 if !fault::is_starting(&error) {
                     return Err(seen);
                 }

@@ -9,7 +9,7 @@
 use std::{
     fmt::Write as _,
     sync::{Arc, LazyLock, Mutex, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use ::metrics::{
@@ -22,13 +22,17 @@ use crate::domain::{Difference, DifferenceKind, OfferKey, ReserveOutcome};
 
 mod calls;
 mod families;
+mod outcomes;
 mod process;
+mod times;
 
 pub use calls::{GrpcMethod, MethodMeter, grpc_method};
 pub use families::{FAMILIES, Family, Kind};
 
 pub(crate) use families::CALLS;
 use families::*;
+use outcomes::OFFERS;
+use times::Times;
 
 /// How often what was measured is added up; until then it takes memory.
 pub const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -145,6 +149,24 @@ words! {
     }
 }
 
+words! {
+    /// What is waited for.
+    Waited {
+        Engine = "engine",
+        Database = "database",
+    }
+}
+
+words! {
+    /// What an error of SQL leaves behind.
+    SqlError {
+        RolledBack = "rolled_back",
+        Data = "data",
+        Away = "away",
+        Unknown = "unknown",
+    }
+}
+
 /// What lies between reservations and orders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Depth {
@@ -231,6 +253,11 @@ struct Metrics {
     sold_out_from_memory: Counter,
     room: Gauge,
     room_taken: Gauge,
+    thread_lag: Times,
+    /// In the order of [`Waited::ALL`].
+    pool_waits: Vec<Times>,
+    /// In the order of [`SqlError::ALL`].
+    database_errors: Vec<Counter>,
     engine_batches: Histogram,
     group_rows: Histogram,
     group_seconds: Histogram,
@@ -307,6 +334,12 @@ impl Metrics {
             sold_out_from_memory: counter!(SOLD_OUT_FROM_MEMORY.name),
             room: gauge!(ROOM.name),
             room_taken: gauge!(ROOM_TAKEN.name),
+            thread_lag: Times::new(LAG_SECONDS),
+            pool_waits: Waited::ALL.iter().map(|_| Times::new(WAIT_SECONDS)).collect(),
+            database_errors: SqlError::ALL
+                .iter()
+                .map(|fault| counter!(DATABASE_ERRORS.name, "fault" => fault.as_str()))
+                .collect(),
             engine_batches: histogram!(ENGINE_BATCHES.name),
             group_rows: histogram!(GROUP_ROWS.name),
             group_seconds: histogram!(GROUP_TIMES.name),
@@ -389,8 +422,8 @@ pub fn count_starting_cold(count: usize) {
     METRICS.starting_cold.set(as_gauge(count as u64));
 }
 
-/// A request for a reservation was decided.
-pub fn reserve_outcome(outcome: &ReserveOutcome) {
+/// A request for a reservation of this offer was decided.
+pub fn reserve_outcome(offer: &OfferKey, outcome: &ReserveOutcome) {
     let place = match outcome {
         ReserveOutcome::NotStarted => 0,
         ReserveOutcome::Paused => 1,
@@ -405,6 +438,7 @@ pub fn reserve_outcome(outcome: &ReserveOutcome) {
         ReserveOutcome::Reserved { replayed: false, .. } => 10,
     };
     METRICS.outcomes[place].increment(1);
+    OFFERS.count(offer, place);
 }
 
 /// A request for a reservation was not decided.
@@ -415,6 +449,21 @@ pub fn reserve_error(why: Undecided) {
 /// An answer SOLD_OUT was given from memory.
 pub fn sold_out_from_memory() {
     METRICS.sold_out_from_memory.increment(1);
+}
+
+/// A thread of gRPC came so late to what was due.
+pub fn thread_lag(lag: Duration) {
+    METRICS.thread_lag.note(lag);
+}
+
+/// Somebody waited so long for this.
+pub fn waited(what: Waited, time: Duration) {
+    METRICS.pool_waits[what as usize].note(time);
+}
+
+/// The database answered a statement with an error.
+pub fn database_failed(fault: SqlError) {
+    METRICS.database_errors[fault as usize].increment(1);
 }
 
 /// One run of `reserve.lua` is for so many requests.
@@ -502,6 +551,7 @@ pub fn compared(differences: &[Difference]) {
 /// Adds up what was measured since the last time, which takes memory until then.
 pub fn upkeep() {
     METRICS.recorder.handle().run_upkeep();
+    OFFERS.forget(Instant::now());
 }
 
 /// Everything in the text format of Prometheus.
@@ -517,6 +567,13 @@ pub fn text(shown: Shown) -> String {
     METRICS.lookups.set(as_gauge(shown.lookups_waiting as u64));
     let mut text = METRICS.recorder.handle().render();
     calls::write(&mut text);
+    OFFERS.write(&mut text);
+    head(&mut text, THREAD_LAG);
+    METRICS.thread_lag.write(&mut text, THREAD_LAG.name, "");
+    head(&mut text, POOL_WAITS);
+    for (what, times) in Waited::ALL.iter().zip(&METRICS.pool_waits) {
+        times.write(&mut text, POOL_WAITS.name, &format!("pool=\"{}\"", what.as_str()));
+    }
     let offers = METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner);
     write_offers(&mut text, OFFER_TOTAL, &offers, |offer| offer.total);
     write_offers(&mut text, OFFER_REMAINING, &offers, |offer| offer.remaining);

@@ -5,7 +5,7 @@
 //!
 //! **Promises:** a snapshot of every offer first; then changes, whose (epoch, revision) never goes
 //! back; never an impossible value; the last value before silence is the true one; a heartbeat;
-//! the last state when the activity settles.
+//! the last state when the activity settles, and to those who come after that.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 mod watcher;
 
 use crate::{
-    admission::catalog::{Activity, Catalog},
+    admission::catalog::{Activity, Catalog, OfferFigures},
     circuit::Circuit,
     domain::{ActivityId, ActivityState, SkuId, StockUpdate, TimeMs, WatchRequest},
     engine::{
@@ -118,6 +118,10 @@ impl StockFeed {
             }
             request.sku_ids.clone()
         };
+        if activity.offers.values().all(|offer| offer.is_forgotten()) {
+            let last = self.last_figures(&activity, &sku_ids).await?;
+            return Ok(stream::iter(last.into_iter().map(Ok)).left_stream());
+        }
         let (hub, mut boards) = self.join(&activity, &sku_ids);
         let watching = metrics::watching();
         let interest = Interest { hub, sku_ids: sku_ids.clone(), _watching: watching };
@@ -126,7 +130,33 @@ impl StockFeed {
         Ok(stream::unfold(watcher, |mut watcher| async move {
             let update = watcher.next().await?;
             Some((Ok(update), watcher))
-        }))
+        })
+        .right_stream())
+    }
+
+    /// What SQL has of offers that the engine has forgotten: all that is to be said of them.
+    async fn last_figures(
+        &self,
+        activity: &Activity,
+        sku_ids: &[SkuId],
+    ) -> Result<Vec<StockUpdate>, Error> {
+        let found = self.catalog.figures_in_sql(&activity.id).await?;
+        let observe_time = TimeMs::now();
+        let update = |figures: OfferFigures| StockUpdate {
+            activity_id: activity.id.clone(),
+            total: figures.total,
+            remaining: figures.total.saturating_sub(figures.reserved),
+            reserved: figures.reserved,
+            sku_id: figures.sku_id,
+            state: activity.state,
+            epoch: figures.epoch,
+            revision: 0,
+            snapshot: true,
+            heartbeat: false,
+            observe_time,
+        };
+        let wanted = found.into_iter().filter(|figures| sku_ids.contains(&figures.sku_id));
+        Ok(wanted.map(update).collect())
     }
 
     async fn first_figures(

@@ -183,7 +183,7 @@ impl Activities {
             "reason": reason,
             "report": reconcile::audited(report),
         });
-        let entry = audit::Entry::of_activity(&activity.id, actor, "change_state", detail);
+        let entry = audit::Entry::of_activity(&activity.id, actor, "settle_activity", detail);
         audit::write(transaction, now, entry).await?;
         Ok(InSql::Settled)
     }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter};
+use sea_orm::{ColumnTrait, DbErr, EntityTrait, QueryFilter, QueryOrder};
 use tokio::sync::{MutexGuard, Semaphore};
 use tokio_util::task::TaskTracker;
 
@@ -64,6 +64,15 @@ pub enum Phase {
     Open,
     Paused,
     Ended,
+}
+
+/// The counters of an offer in SQL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferFigures {
+    pub sku_id: SkuId,
+    pub total: u64,
+    pub reserved: u64,
+    pub epoch: u64,
 }
 
 impl Activity {
@@ -294,6 +303,28 @@ impl Catalog {
 
     fn unknown(&self) -> std::sync::MutexGuard<'_, HashMap<ActivityId, Instant>> {
         self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What SQL has of each offer of an activity, by SKU.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn figures_in_sql(&self, id: &ActivityId) -> Result<Vec<OfferFigures>, DbErr> {
+        let rows = offers::Entity::find()
+            .filter(offers::Column::ActivityId.eq(id.as_str()))
+            .order_by_asc(offers::Column::SkuId)
+            .all(self.database.reader())
+            .await?;
+        let figure = |figure: i64| u64::try_from(figure).unwrap_or(0);
+        let figures = rows.into_iter().filter_map(|row| {
+            Some(OfferFigures {
+                sku_id: SkuId::new(&row.sku_id).ok()?,
+                total: figure(row.total),
+                reserved: figure(row.reserved),
+                epoch: figure(row.epoch),
+            })
+        });
+        Ok(figures.collect())
     }
 
     async fn load(

@@ -9,7 +9,8 @@ use super::{
     Services,
     address::CallerAddress,
     admin::actor,
-    convert, pb, reserve_stream,
+    convert, pb,
+    reserve_stream::{self, Origin},
     stack::Deadline,
     status::{count_error, counted},
 };
@@ -46,15 +47,17 @@ impl pb::seckill_server::Seckill for Services {
         let admit = spans::step("admission").in_scope(|| self.reservations.admit(&request));
         let admit = admit.inspect_err(count_error)?;
         if let Admit::No(outcome) = admit {
-            metrics::reserve_outcome(&outcome);
+            metrics::reserve_outcome(&request.offer, &outcome);
             return Ok(Response::new(outcome.into()));
         }
         // Lives as long as this future, that is, as long as somebody waits for the answer. A
         // request whose caller has left is dropped before the engine is asked.
         let connection = Arc::new(());
         let caller = Caller::new(&connection, deadline);
-        let reservations = self.reservations.clone();
-        let work = async move { counted(reservations.reserve_after(admit, request, caller).await) };
+        let (reservations, offer) = (self.reservations.clone(), request.offer.clone());
+        let work = async move {
+            counted(&offer, reservations.reserve_after(admit, request, caller).await)
+        };
         Ok(Response::new(self.run(work).await?.into()))
     }
 
@@ -65,9 +68,10 @@ impl pb::seckill_server::Seckill for Services {
         request: Request<Streaming<pb::ReserveStreamRequest>>,
     ) -> Result<Response<Self::ReserveStreamStream>, Status> {
         let address = request.extensions().get().map(|address: &CallerAddress| address.0);
+        let from = Origin { address, span: spans::origin(request.metadata().as_ref()) };
         let services = Arc::new(self.clone());
         let answers =
-            reserve_stream::answer(services, request.into_inner(), address, self.end_of_stream());
+            reserve_stream::answer(services, request.into_inner(), from, self.end_of_stream());
         Ok(Response::new(Box::pin(answers)))
     }
 

@@ -16,7 +16,7 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::pb::{self, ErrorReason};
 use crate::{
-    domain::ReserveOutcome,
+    domain::{OfferKey, ReserveOutcome},
     error::{Error, Violation},
     metrics::{self, Undecided},
     telemetry::spans,
@@ -48,8 +48,11 @@ impl From<Error> for Status {
 }
 
 /// Counts what became of a request for a reservation.
-pub(super) fn counted(result: Result<ReserveOutcome, Error>) -> Result<ReserveOutcome, Error> {
-    result.inspect(metrics::reserve_outcome).inspect_err(count_error)
+pub(super) fn counted(
+    offer: &OfferKey,
+    result: Result<ReserveOutcome, Error>,
+) -> Result<ReserveOutcome, Error> {
+    result.inspect(|outcome| metrics::reserve_outcome(offer, outcome)).inspect_err(count_error)
 }
 
 /// Counts a request for a reservation that was not decided.

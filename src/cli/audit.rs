@@ -12,6 +12,8 @@ const PAGE_SIZE: i32 = 1_000;
 const DETAIL_CHARS: usize = 120;
 
 /// Lists what operators and the server itself did, the newest first.
+///
+/// A long detail is cut in the table; `--output json` has it whole, the report of a settlement too.
 #[derive(Debug, Args)]
 pub struct Audit {
     /// Of one activity [without it: of all].

@@ -16,7 +16,7 @@ pub struct Reserve {
     sku_id: String,
     /// The buyer.
     user_id: String,
-    /// How many units.
+    /// How many units [without it: 1].
     #[arg(long)]
     quantity: Option<i32>,
     /// Names the attempt; repeat it when the attempt is repeated [without it: a new UUID].
@@ -130,9 +130,14 @@ impl Confirm {
 ///
 /// Name it by its id, or by activity, SKU, buyer and --request-id.
 #[derive(Debug, Args)]
+#[command(override_usage = "seckill reservation [OPTIONS] <RESERVATION_ID>\n       \
+    seckill reservation [OPTIONS] --key <ACTIVITY_ID> <SKU_ID> <USER_ID> --request-id <REQUEST_ID>")]
 pub struct Get {
     /// The reservation.
-    #[arg(required_unless_present = "request_id", conflicts_with_all = ["request_id", "key"])]
+    #[arg(
+        required_unless_present_any = ["request_id", "key"],
+        conflicts_with_all = ["request_id", "key"]
+    )]
     reservation_id: Option<String>,
     /// The attempt's request_id.
     #[arg(long, requires = "key")]

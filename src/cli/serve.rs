@@ -77,6 +77,7 @@ impl Serve {
         if self.check_config {
             let tls = Tls::load(&loaded.settings).await;
             tls.map_err(|error| start_failure(StartError::Tls(error)))?;
+            telemetry::spans::tls(&loaded.settings.traces).map_err(Failure::Usage)?;
             context.printer.note("the settings are valid");
             return Ok(Exit::Ok);
         }
@@ -158,7 +159,9 @@ pub(super) fn start_failure(error: StartError) -> Failure {
             | redis::OpenError::Certificate(_),
         )
         | StartError::SchemaBehind => Failure::Usage(error.to_string()),
-        StartError::Database(database::OpenError::Unreachable { .. })
+        StartError::Database(
+            database::OpenError::Unreachable { .. } | database::OpenError::Locked { .. },
+        )
         | StartError::Engine(redis::OpenError::Unreachable { .. })
         | StartError::EmbeddedHeld { .. }
         | StartError::Bind { .. }

@@ -413,8 +413,9 @@ component! {
 
 component! {
     /// Traces of calls, sent by OTLP over gRPC. The variables of OpenTelemetry that name the service
-    /// (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) and send headers (OTEL_EXPORTER_OTLP_HEADERS)
-    /// count too.
+    /// (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES), send headers (OTEL_EXPORTER_OTLP_HEADERS), and
+    /// name files for TLS (OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE, …_CLIENT_KEY) count
+    /// too.
     TracesSettings = "traces" {
         /// Where the collector is: `http://host:4317` or `https://host:4317`. Empty: there are no
         /// traces.

@@ -76,7 +76,7 @@ pub fn is_outage(error: &DbErr) -> bool {
     }
 }
 
-fn classify_sqlx(error: &sqlx::Error) -> SqlFault {
+pub(super) fn classify_sqlx(error: &sqlx::Error) -> SqlFault {
     match error {
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => SqlFault::Away,
         // A value that could not be written down; it was not sent.

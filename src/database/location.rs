@@ -9,7 +9,7 @@ use std::{
 use sea_orm::sqlx;
 use url::Url;
 
-use super::{Backend, OpenError};
+use super::{Backend, OpenError, SqlFault, fault::classify_sqlx};
 
 /// A URL that has been checked. `Display` has no password.
 #[derive(Clone, PartialEq, Eq)]
@@ -143,7 +143,7 @@ pub(super) fn prepare_folder(path: &Path) -> Result<(), String> {
 }
 
 /// The cause of a failed connection in words that say what to change.
-pub(super) fn explain(location: &Location, error: &sqlx::Error) -> OpenError {
+pub(super) fn explain(location: &Location, error: &sqlx::Error, waited_ms: u64) -> OpenError {
     let code = error.as_database_error().and_then(|database| database.code());
     let number = error
         .as_database_error()
@@ -151,6 +151,9 @@ pub(super) fn explain(location: &Location, error: &sqlx::Error) -> OpenError {
         .map(sqlx::mysql::MySqlDatabaseError::number);
     if let Location::File(path) = location {
         let path = path.display().to_string();
+        if classify_sqlx(error) == SqlFault::RolledBack {
+            return OpenError::Locked { path, waited_ms };
+        }
         return OpenError::Unwritable {
             path,
             reason: format!("{error}; check the permissions of the file and of its folder"),

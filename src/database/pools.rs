@@ -20,7 +20,8 @@ use sea_orm::{
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
-use super::{DatabaseSettings, connect, location::Location, server_pool};
+use super::{DatabaseSettings, SqlFault, classify, connect, location::Location, server_pool};
+use crate::metrics::{self, SqlError};
 
 /// What an answer may take on its way, beside the server's limits.
 const ON_THE_WAY: Duration = Duration::from_secs(2);
@@ -187,17 +188,17 @@ impl Pools {
         work: impl Future<Output = Result<T, DbErr>>,
     ) -> Result<T, DbErr> {
         if self.remote.is_none() {
-            return work.await;
+            return work.await.inspect_err(count);
         }
         // Dropped at the end, when the pool that it would go back to is given up.
         let mut work = std::pin::pin!(work);
         tokio::select! {
             biased;
-            answer = &mut work => answer,
-            () = generation.given_up.cancelled() => Err(silence()),
+            answer = &mut work => answer.inspect_err(count),
+            () = generation.given_up.cancelled() => Err(silence()).inspect_err(count),
             () = tokio::time::sleep(limit) => {
                 self.replace(generation).await;
-                Err(silence())
+                Err(silence()).inspect_err(count)
             }
         }
     }
@@ -328,6 +329,15 @@ impl ConnectionTrait for Pool {
             .pool_answered(&generation, generation.side(self.side).query_all_raw(statement))
             .await
     }
+}
+
+fn count(error: &DbErr) {
+    metrics::database_failed(match classify(error) {
+        SqlFault::RolledBack => SqlError::RolledBack,
+        SqlFault::Data => SqlError::Data,
+        SqlFault::Away => SqlError::Away,
+        SqlFault::Unknown => SqlError::Unknown,
+    });
 }
 
 const SILENCE: &str = "the database did not answer";

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     domain::{BuyerId, Clock, OrderNo, TimeMs},
     failpoints::failpoint,
-    metrics,
+    metrics::{self, Waited},
 };
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
@@ -288,6 +288,9 @@ impl Segment {
                 continue;
             }
             metrics::engine_batch(batch.len());
+            for waiting in &batch {
+                metrics::waited(Waited::Engine, waiting.since.elapsed());
+            }
             let now = self.clock.now();
             let (before, asked) = (self.seen(), Instant::now());
             let takes = batch.iter().map(|waiting| &waiting.take);

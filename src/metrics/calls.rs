@@ -1,23 +1,23 @@
 //! Calls of gRPC, under the names that ready-made dashboards know.
 //!
 //! A refusal takes some microseconds, so what is noted here is a few atomic numbers: no name is
-//! looked up, nothing is allocated, and nothing is kept until somebody adds it up, as the recorder
-//! does with its histograms.
+//! looked up, nothing is allocated.
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use metrics::{Counter, counter, with_local_recorder};
 
 use super::{
-    METRICS, as_gauge,
-    families::{CALLS_HANDLED, CALLS_STARTED, HANDLING_SECONDS, HANDLING_TIMES},
-    head, line,
+    METRICS,
+    families::{
+        CALLS_HANDLED, CALLS_STARTED, HANDLING_SECONDS, HANDLING_TIMES, MESSAGES_RECEIVED,
+        MESSAGES_SENT,
+    },
+    head,
+    times::Times,
 };
 
 /// By the number of the code.
@@ -58,9 +58,9 @@ pub struct MethodMeter {
     started: Counter,
     /// In the order of [`CODES`].
     handled: [Counter; CODES.len()],
-    /// How many calls took at most each of the bounds, and more than the one before; last the rest.
-    times: [AtomicU64; HANDLING_SECONDS.len() + 1],
-    sum_us: AtomicU64,
+    received: Counter,
+    sent: Counter,
+    times: Times,
 }
 
 /// All that were made, for [`write`].
@@ -82,8 +82,9 @@ pub fn grpc_method(method: GrpcMethod) -> Arc<MethodMeter> {
             let [service, name, kind] = labels;
             counter!(CALLS_HANDLED.name, &[service, name, kind, ("grpc_code", code)])
         }),
-        times: [const { AtomicU64::new(0) }; HANDLING_SECONDS.len() + 1],
-        sum_us: AtomicU64::new(0),
+        received: counter!(MESSAGES_RECEIVED.name, &labels),
+        sent: counter!(MESSAGES_SENT.name, &labels),
+        times: Times::new(HANDLING_SECONDS),
     });
     let meter = Arc::new(meter);
     methods.push(meter.clone());
@@ -105,11 +106,17 @@ impl MethodMeter {
     /// A call ended with the code that has this number.
     pub fn end(&self, code: usize, took: Duration) {
         self.handled.get(code).unwrap_or(&self.handled[UNKNOWN]).increment(1);
-        let seconds = took.as_secs_f64();
-        let place = HANDLING_SECONDS.iter().position(|bound| seconds <= *bound);
-        self.times[place.unwrap_or(HANDLING_SECONDS.len())].fetch_add(1, Ordering::Relaxed);
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.sum_us.fetch_add(us, Ordering::Relaxed);
+        self.times.note(took);
+    }
+
+    /// So many messages came in whole.
+    pub fn received(&self, messages: u64) {
+        self.received.increment(messages);
+    }
+
+    /// So many messages went out.
+    pub fn sent(&self, messages: u64) {
+        self.sent.increment(messages);
     }
 }
 
@@ -117,22 +124,11 @@ impl MethodMeter {
 pub(super) fn write(text: &mut String) {
     head(text, HANDLING_TIMES);
     let methods = METHODS.lock().unwrap_or_else(PoisonError::into_inner);
-    let name = HANDLING_TIMES.name;
-    let (buckets, sum, total) =
-        (format!("{name}_bucket"), format!("{name}_sum"), format!("{name}_count"));
     for meter in methods.iter() {
         let GrpcMethod { service, method, kind } = meter.method;
         let labels =
             format!("grpc_service=\"{service}\",grpc_method=\"{method}\",grpc_type=\"{kind}\"");
-        let mut count = 0;
-        for (place, times) in meter.times.iter().enumerate() {
-            count += times.load(Ordering::Relaxed);
-            let bound = HANDLING_SECONDS.get(place).map_or("+Inf".to_owned(), f64::to_string);
-            line(text, &buckets, &format!("{labels},le=\"{bound}\""), count);
-        }
-        let us = as_gauge(meter.sum_us.load(Ordering::Relaxed));
-        line(text, &sum, &labels, us / 1e6);
-        line(text, &total, &labels, count);
+        meter.times.write(text, HANDLING_TIMES.name, &labels);
     }
 }
 

@@ -56,6 +56,12 @@ pub(super) const HANDLING_SECONDS: &[f64] =
     &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const COMMIT_SECONDS: &[f64] =
     &[0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+pub(super) const WAIT_SECONDS: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+];
+/// A timer is 1 ms late at rest.
+pub(super) const LAG_SECONDS: &[f64] =
+    &[0.001, 0.002_5, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28];
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
 families! {
@@ -65,11 +71,20 @@ families! {
     CALLS_HANDLED = "grpc_server_handled_total", Kind::Counter,
         ["grpc_service", "grpc_method", "grpc_type", "grpc_code"],
         "Calls that ended, by their code; Canceled also when the caller left.";
+    MESSAGES_RECEIVED = "grpc_server_msg_received_total", Kind::Counter,
+        ["grpc_service", "grpc_method", "grpc_type"],
+        "Messages that came in whole: of a unary call one, of a stream each.";
+    MESSAGES_SENT = "grpc_server_msg_sent_total", Kind::Counter,
+        ["grpc_service", "grpc_method", "grpc_type"],
+        "Messages that went out; an answer that is nothing but a status is none.";
     HANDLING_TIMES = "grpc_server_handling_seconds", Kind::Histogram(HANDLING_SECONDS),
         ["grpc_service", "grpc_method", "grpc_type"],
         "How long calls took, from their headers to the answer; streams to their end.";
     RESERVE_OUTCOMES = "seckill_reserve_outcomes_total", Kind::Counter, ["outcome"],
         "Reserve calls and requests of ReserveStream that were decided.";
+    OFFER_OUTCOMES = "seckill_offer_outcomes_total", Kind::Counter,
+        ["activity_id", "sku_id", "outcome"],
+        "The same by offer; of at most 200 offers, and of all others together.";
     RESERVE_ERRORS = "seckill_reserve_errors_total", Kind::Counter, ["reason"],
         "Those that were not decided, by why.";
     SOLD_OUT_FROM_MEMORY = "seckill_reserve_sold_out_from_memory_total", Kind::Counter, [],
@@ -78,6 +93,10 @@ families! {
         "How many reservations may be under way, by what the database and the threads of gRPC take.";
     ROOM_TAKEN = "seckill_reserve_room_taken", Kind::Gauge, [],
         "How many are under way.";
+    THREAD_LAG = "seckill_grpc_thread_lag_seconds", Kind::Histogram(LAG_SECONDS), [],
+        "How late the threads of gRPC came to what was due, each asked 40 times a second.";
+    POOL_WAITS = "seckill_pool_wait_seconds", Kind::Histogram(WAIT_SECONDS), ["pool"],
+        "How long requests waited for a run of reserve.lua, and transactions for a connection.";
     ENGINE_BATCHES = "seckill_engine_batch_requests", Kind::Histogram(ROWS), [],
         "How many requests one run of reserve.lua decided.";
     GROUP_ROWS = "seckill_writer_group_rows", Kind::Histogram(ROWS), [],
@@ -118,6 +137,8 @@ families! {
         "Always 1; the labels say what runs.";
     DATABASE_UP = "seckill_database_up", Kind::Gauge, [],
         "Whether the database answers: 1 or 0.";
+    DATABASE_ERRORS = "seckill_database_errors_total", Kind::Counter, ["fault"],
+        "Statements, begins and commits that failed, by what is certain of them.";
     ENGINE_UP = "seckill_engine_up", Kind::Gauge, [],
         "Whether the stock engine answers: 1 or 0.";
     MASTERS_AWAY = "seckill_engine_masters_away", Kind::Gauge, [],

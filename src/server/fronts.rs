@@ -34,7 +34,7 @@ use super::{
     listener::{self, Accepted, Door},
     tls::Tls,
 };
-use crate::{admission::room::Room, api::stack, config::Settings};
+use crate::{admission::room::Room, api::stack, config::Settings, metrics};
 
 /// How often a thread looks how late it is.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -151,7 +151,10 @@ fn serve(
             }));
             tokio::select! {
                 served = abort.run_until_cancelled(serving) => served,
-                () = tell_lag(|lag| room.iter().for_each(|room| room.note_lag(lag))) => None,
+                () = tell_lag(|lag| {
+                    metrics::thread_lag(lag);
+                    room.iter().for_each(|room| room.note_lag(lag));
+                }) => None,
             }
         });
         for error in served.into_iter().flatten().filter_map(Result::err) {

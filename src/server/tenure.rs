@@ -8,7 +8,10 @@
 //! is checked against the time of the last renewal, by a clock that goes on while the process is
 //! held.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,7 +19,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::StartError;
 use crate::{
     database::{Acquired, Database, Lease},
-    domain::TimeMs,
     engine::embedded::EmbeddedEngine,
 };
 
@@ -43,7 +45,8 @@ impl Tenure {
         database: &Database,
         lost: &CancellationToken,
     ) -> Result<(Self, Arc<EmbeddedEngine>), StartError> {
-        let owner = format!("process {} since {}", std::process::id(), TimeMs::now().0);
+        let now = prost_types::Timestamp::from(SystemTime::now());
+        let owner = format!("process {} since {now}", std::process::id());
         let deadline = Instant::now() + TTL + Duration::from_millis(500);
         let mut told = false;
         let (lease, until) = loop {

@@ -22,7 +22,7 @@ use opentelemetry_sdk::{
     Resource,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
-use tonic::transport::ClientTlsConfig;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tracing::{Span, Subscriber, field};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
@@ -59,9 +59,8 @@ where
         .with_tonic()
         .with_endpoint(settings.endpoint.expose())
         .with_timeout(EXPORT_LIMIT);
-    if settings.endpoint.has_scheme_of(&["https"]) {
-        // By itself it would trust nobody.
-        exporter = exporter.with_tls_config(ClientTlsConfig::new().with_native_roots());
+    if let Some(tls) = tls(settings)? {
+        exporter = exporter.with_tls_config(tls);
     }
     let exporter = exporter.build().map_err(|error| format!("traces.endpoint: {error}"))?;
     let mut resource = Resource::builder().with_attributes([
@@ -87,6 +86,46 @@ where
     Ok(layer)
 }
 
+/// Whom the exporter trusts, and what it shows of itself: by the variables of OpenTelemetry, which the
+/// exporter itself does not read.
+///
+/// # Errors
+/// A file can't be used; the sentence names its variable.
+pub fn tls(settings: &TracesSettings) -> Result<Option<ClientTlsConfig>, String> {
+    if !settings.endpoint.has_scheme_of(&["https"]) {
+        return Ok(None);
+    }
+    let mut tls = ClientTlsConfig::new();
+    tls = match pem("CERTIFICATE", "CERTIFICATE-----")? {
+        Some((_, ca)) => tls.ca_certificate(Certificate::from_pem(ca)),
+        // By itself it would trust nobody.
+        None => tls.with_native_roots(),
+    };
+    let cert = pem("CLIENT_CERTIFICATE", "CERTIFICATE-----")?;
+    let key = pem("CLIENT_KEY", "PRIVATE KEY-----")?;
+    match (cert, key) {
+        (Some((_, cert)), Some((_, key))) => tls = tls.identity(Identity::from_pem(cert, key)),
+        (None, None) => {}
+        (Some((variable, _)), None) | (None, Some((variable, _))) => {
+            return Err(format!(
+                "{variable}: a client certificate needs its key, and a key its certificate"
+            ));
+        }
+    }
+    Ok(Some(tls))
+}
+
+/// What a file of that purpose holds, and the variable that names it.
+fn pem(purpose: &str, marker: &str) -> Result<Option<(String, Vec<u8>)>, String> {
+    let Some((variable, path)) = config::otlp_file(purpose) else { return Ok(None) };
+    let at = format!("{variable} = {}", path.display());
+    let pem = std::fs::read(&path).map_err(|cause| format!("{at}: can't be read: {cause}"))?;
+    match pem.windows(marker.len()).any(|window| window == marker.as_bytes()) {
+        true => Ok(Some((variable, pem))),
+        false => Err(format!("{at}: holds no {marker}")),
+    }
+}
+
 /// Sends what is left.
 pub async fn stop() {
     let Some(traces) = TRACES.get() else { return };
@@ -103,10 +142,20 @@ pub fn is_on() -> bool {
     TRACES.get().is_some()
 }
 
-/// The span of a call, if it is sampled: the caller's word counts, and otherwise the settings.
-pub fn call(path: &str, headers: &HeaderMap) -> Span {
+/// The caller's span, as the headers of his call name it.
+#[derive(Debug, Clone, Default)]
+pub struct Origin(Option<SpanContext>);
+
+/// Reads the caller's span, if spans are made at all.
+pub fn origin(headers: &HeaderMap) -> Origin {
+    let named = headers.get(TRACEPARENT).filter(|_| is_on());
+    Origin(named.and_then(|value| parent(value.to_str().ok()?)))
+}
+
+/// The span of a call, or of a request of a stream, if it is sampled: the caller's word counts, and
+/// otherwise the settings.
+pub fn call(name: &str, Origin(parent): Origin) -> Span {
     let Some(traces) = TRACES.get() else { return Span::none() };
-    let parent = headers.get(TRACEPARENT).and_then(|value| parent(value.to_str().ok()?));
     let is_sampled = match &parent {
         Some(parent) => parent.is_sampled(),
         None => traces.samples(),
@@ -118,7 +167,7 @@ pub fn call(path: &str, headers: &HeaderMap) -> Span {
     let span = tracing::error_span!(
         target: TARGET,
         "call",
-        otel.name = path.trim_start_matches('/'),
+        otel.name = name.trim_start_matches('/'),
         otel.kind = "server",
         rpc.system = "grpc",
         rpc.grpc.status_code = field::Empty,
@@ -134,9 +183,14 @@ pub fn call(path: &str, headers: &HeaderMap) -> Span {
     span
 }
 
-/// Tells how the call of this span ended, and the caller which span it was.
-pub fn answered(span: &Span, code: i32, headers: &mut HeaderMap) {
+/// Tells how the call of this span ended.
+pub fn ended(span: &Span, code: i32) {
     span.record("rpc.grpc.status_code", code);
+}
+
+/// As [`ended`], and tells the caller which span it was.
+pub fn answered(span: &Span, code: i32, headers: &mut HeaderMap) {
+    ended(span, code);
     let Some(context) = context_of(span) else { return };
     let text = format!("00-{}-{}-01", context.trace_id(), context.span_id());
     if let Ok(value) = HeaderValue::from_str(&text) {
@@ -248,7 +302,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let value = format!("00-{TRACE}-00f067aa0ba902b7-01");
         headers.insert(TRACEPARENT, HeaderValue::from_str(&value).expect("a header"));
-        let span = call("/seckill.v1.Seckill/Reserve", &headers);
+        let span = call("/seckill.v1.Seckill/Reserve", origin(&headers));
         assert!(span.is_none() && step("script").is_none() && trace_id().is_none());
         let before = headers.len();
         answered(&span, 0, &mut headers);

@@ -159,7 +159,7 @@ async fn each_role_does_its_work_and_the_audit_has_its_name() {
     assert_eq!(call(END, OPS, end()).await, Code::Ok);
     let last = audit::Entity::find().order_by_desc(audit::Column::Id);
     let last = last.one(world.parts.database.reader()).await.unwrap().unwrap();
-    assert_eq!((last.actor.as_str(), last.action.as_str()), ("ops", "change_state"));
+    assert_eq!((last.actor.as_str(), last.action.as_str()), ("ops", "end_activity"));
 }
 
 #[tokio::test]

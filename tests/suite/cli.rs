@@ -50,6 +50,7 @@ fn wrong_arguments_end_with_64() {
         &["reserve", "double-11"],
         &["--timeout", "soon", "status"],
         &["reservation"],
+        &["reservation", "--key", "a-1", "s-1", "u-1"],
         &["reservation", "r-1", "--request-id", "q-1"],
         &["--server", "127.0.0.1:1", "status"],
         &["--server", "ftp://127.0.0.1", "status"],

@@ -292,6 +292,7 @@ async fn a_token_is_made_with_its_entry() {
     for args in [
         &["token", "new", "a b", "--role", "ops"][..],
         &["token", "new", "system", "--role", "ops"],
+        &["token", "new", "clock", "--role", "ops"],
         &["token", "new", "a", "--role", "root"],
         &["token", "new", "a"],
     ] {

@@ -29,7 +29,9 @@ use crate::support::{
     databases::{self, Fresh},
     eventually,
     process::{Process, Serve},
+    redis_server::RedisServer,
     scrape::{get, metrics},
+    wire::Wire,
     world::{Ground, Sale},
 };
 
@@ -77,8 +79,8 @@ async fn every_call_is_counted_by_what_became_of_it() {
             let (service, method) = rpc.split_once('/').unwrap();
             let name = format!("grpc_service=\"{service}\",grpc_method=\"{method}\"");
             let seen = before.keys().filter(|series| series.contains(&name)).count();
-            // Started, 17 codes, 15 buckets, sum and count.
-            assert_eq!(seen, 35, "{rpc} is there before its first call");
+            // Started, 17 codes, both kinds of messages, 15 buckets, sum and count.
+            assert_eq!(seen, 37, "{rpc} is there before its first call");
         }
         assert_series(&before, &[(of_seckill("Reserve", "unary", "OK").as_str(), 0.0)]);
 
@@ -102,15 +104,26 @@ async fn every_call_is_counted_by_what_became_of_it() {
         let after = metrics(addr).await;
         let labels = "grpc_service=\"seckill.v1.Seckill\",grpc_method=\"Reserve\",\
                       grpc_type=\"unary\"";
-        let (started, times) = (
+        let (started, times, received, sent) = (
             format!("grpc_server_started_total{{{labels}}}"),
             format!("grpc_server_handling_seconds_count{{{labels}}}"),
+            format!("grpc_server_msg_received_total{{{labels}}}"),
+            format!("grpc_server_msg_sent_total{{{labels}}}"),
         );
+        let of_offer = |outcome: &str| {
+            format!(
+                "seckill_offer_outcomes_total{{activity_id=\"sale\",sku_id=\"sku-1\",\
+                 outcome=\"{outcome}\"}}"
+            )
+        };
         assert_series(
             &after,
             &[
                 (&started, 7.0),
                 (&times, 7.0),
+                (&received, 7.0),
+                // Refusals by a status are no messages.
+                (&sent, 4.0),
                 (&of_seckill("Reserve", "unary", "OK"), 4.0),
                 (&of_seckill("Reserve", "unary", "NotFound"), 2.0),
                 (&of_seckill("Reserve", "unary", "InvalidArgument"), 1.0),
@@ -118,6 +131,9 @@ async fn every_call_is_counted_by_what_became_of_it() {
                 ("seckill_reserve_outcomes_total{outcome=\"replayed\"}", 1.0),
                 ("seckill_reserve_outcomes_total{outcome=\"sold_out\"}", 1.0),
                 ("seckill_reserve_outcomes_total{outcome=\"duplicate\"}", 0.0),
+                (&of_offer("reserved"), 2.0),
+                (&of_offer("replayed"), 1.0),
+                (&of_offer("sold_out"), 1.0),
                 ("seckill_reserve_errors_total{reason=\"unknown_offer\"}", 2.0),
                 ("seckill_reserve_errors_total{reason=\"invalid\"}", 1.0),
                 ("seckill_writer_group_rows_sum", 2.0),
@@ -125,9 +141,15 @@ async fn every_call_is_counted_by_what_became_of_it() {
                 ("seckill_writer_longest_wait_seconds", 0.0),
             ],
         );
+        let of_offers =
+            after.keys().filter(|name| name.starts_with("seckill_offer_outcomes_total"));
+        assert_eq!(of_offers.count(), 3, "neither what did not happen nor an invented SKU");
         assert!(after["seckill_reserve_room_places"] >= 64.0, "{after:?}");
         assert!(after["seckill_engine_batch_requests_count"] >= 3.0, "{after:?}");
         assert!(after["process_resident_memory_bytes"] > 1e6, "{after:?}");
+        let waits =
+            |pool: &str| after[&format!("seckill_pool_wait_seconds_count{{pool=\"{pool}\"}}")];
+        assert!(waits("engine") >= 3.0 && waits("database") >= 2.0, "{after:?}");
 
         // No method, no series of its own.
         let channel = process.channel().await;
@@ -170,6 +192,45 @@ async fn a_stream_counts_until_its_reader_has_left() {
         assert_eq!(unknown.code(), Code::NotFound);
         let refused = of_seckill("WatchStock", "server_stream", "NotFound");
         assert_series(&metrics(addr).await, &[(&refused, 1.0), (&canceled, 1.0)]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_message_of_a_stream_is_counted() {
+    with_a_sale(async |process, shop| {
+        let addr = process.http_addr();
+        let request = |buyer: &str| pb::ReserveStreamRequest {
+            request: Some(pb::ReserveRequest {
+                activity_id: shop.key.activity_id.to_string(),
+                sku_id: shop.key.sku_id.to_string(),
+                user_id: buyer.to_owned(),
+                quantity: None,
+                request_id: buyer.to_owned(),
+            }),
+        };
+        let requests: Vec<_> = ["u1", "u2", "u3", "u4", "u5"].map(request).into();
+        let requests = tokio_stream::iter(requests);
+        let mut answers = shop.client.clone().reserve_stream(requests).await.unwrap().into_inner();
+        let mut count = 0;
+        while answers.message().await.unwrap().is_some() {
+            count += 1;
+        }
+        assert_eq!(count, 5);
+        let labels = "grpc_service=\"seckill.v1.Seckill\",grpc_method=\"ReserveStream\",\
+                      grpc_type=\"bidi_stream\"";
+        let found = metrics(addr).await;
+        assert_series(
+            &found,
+            &[
+                (&format!("grpc_server_msg_received_total{{{labels}}}"), 5.0),
+                (&format!("grpc_server_msg_sent_total{{{labels}}}"), 5.0),
+                ("seckill_reserve_outcomes_total{outcome=\"reserved\"}", 2.0),
+                ("seckill_reserve_outcomes_total{outcome=\"sold_out\"}", 3.0),
+            ],
+        );
+        let lag = "seckill_grpc_thread_lag_seconds_count";
+        assert!(found[lag] >= 1.0 && metrics(addr).await[lag] >= found[lag], "{found:?}");
     })
     .await;
 }
@@ -266,6 +327,36 @@ async fn the_end_of_the_certificate_shows() {
         let days = (ends - now) / 86_400.0;
         assert!((29.0..=30.0).contains(&days), "{days}");
         process.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_away_is_two_lines_in_the_log_and_not_hundreds() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let redis = RedisServer::start_with_aof().await;
+        let wire = Wire::to(([127, 0, 0, 1], redis.port()).into()).await;
+        let serve = Serve::over(&Ground::embedded(fresh).settings())
+            .with("ENGINE__URL", format!("redis://{}", wire.addr))
+            .with("HTTP__ADDR", "127.0.0.1:0");
+        let mut process = serve.start().await;
+        wire.cut();
+        process.logged("no connection").await;
+        // It is dialled again and again, and nobody hears of that.
+        let dialled = wire.refused();
+        eventually("it is dialled twenty times", async || {
+            (wire.refused() >= dialled + 20).then_some(())
+        })
+        .await;
+        wire.mend();
+        process.logged("connected again").await;
+        process.stop().await;
+        let log = process.log();
+        let count = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+        assert_eq!((count("no connection"), count("connected again")), (1, 1), "{log}");
+        let end = log.lines().find(|line| line.contains("connected again")).unwrap();
+        let end: Value = serde_json::from_str(end).unwrap();
+        assert!(end["failed"].as_u64().unwrap() >= 10, "{end}");
     })
     .await;
 }
@@ -376,8 +467,9 @@ fn strings<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rules_and_dashboard_ask_for_what_a_server_shows() {
-    with_a_sale(async |process, _| {
+    with_a_sale(async |process, shop| {
         let addr = process.http_addr();
+        shop.insist("u1", "r").await;
         let shown: BTreeSet<String> = eventually("the offer is measured", async || {
             let shown = metrics(addr).await;
             let names = shown.keys().map(|series| series.split('{').next().unwrap().to_owned());

@@ -1,9 +1,10 @@
 //! An operator at work: the command line against a real server whose books were tampered with.
 
-use std::process::Output;
+use std::{process::Output, time::Duration};
 
 use sea_orm::ConnectionTrait;
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::support::{
     eventually,
@@ -12,13 +13,13 @@ use crate::support::{
 };
 
 async fn run(server: &Process, args: &[&str]) -> Output {
-    tokio::process::Command::new(env!("CARGO_BIN_EXE_seckill"))
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_seckill"))
         .args(args)
         .env_clear()
         .env("SECKILL_SERVER", format!("http://{}", server.addr))
-        .output()
-        .await
-        .unwrap()
+        .kill_on_drop(true)
+        .output();
+    timeout(Duration::from_secs(60), output).await.expect("the command ends").unwrap()
 }
 
 /// The one object that the command answers with, after it ended with `code`.
@@ -124,7 +125,9 @@ on_every_ground! {
         assert_eq!(report["offers"][0]["segments"].as_array().unwrap().len(), 3, "{report}");
         let fewer = json(&server, 64, &["rebuild", "sale", "--segments", "2"]).await;
         assert!(fewer.to_string().contains("must be at least 3"), "{fewer}");
-        assert_eq!(json(&server, 0, &["activity", "end", "sale"]).await["state"], "ENDED");
+        for (verb, state) in [("pause", "PAUSED"), ("resume", "ACTIVE"), ("end", "ENDED")] {
+            assert_eq!(json(&server, 0, &["activity", verb, "sale"]).await["state"], state);
+        }
         eventually("the books are closed", async || {
             let output = run(&server, &["activity", "settle", "sale", "--output", "json"]).await;
             let said: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -133,6 +136,8 @@ on_every_ground! {
             (!waits).then_some(())
         })
         .await;
+        let last = table(&server, 0, &["watch", "sale"]).await;
+        assert!(last.contains("SETTLED remaining=1 reserved=4 total=5"), "{last}");
         let audit = json(&server, 0, &["audit", "sale", "--limit", "100"]).await;
         let actions: Vec<&str> = audit["entries"]
             .as_array()
@@ -149,11 +154,22 @@ on_every_ground! {
             "rebuild_stock",
             "rebuild",
             "raise_segments",
-            "change_state",
+            "create_activity",
+            "approve_activity",
+            "warm_up",
+            "start_activity",
+            "pause_activity",
+            "resume_activity",
+            "end_activity",
+            "settle_activity",
         ] {
             assert!(actions.contains(&action), "{action} is not in {actions:?}");
         }
         assert_eq!(audit["entries"][0]["detail"]["to"], "settled");
+        let started = audit["entries"].as_array().unwrap().iter();
+        let started = started.filter(|entry| entry["action"] == "start_activity");
+        let by: Vec<_> = started.map(|entry| (&entry["actor"], &entry["detail"]["reason"])).collect();
+        assert_eq!(by, [(&"clock".into(), &"start_time".into())], "once, and by the clock");
         let first = json(&server, 0, &["audit", "sale", "--limit", "1"]).await;
         assert_eq!(first["entries"].as_array().unwrap().len(), 1);
 

@@ -69,7 +69,7 @@ on_every_ground! {
 
         let query = PageQuery { page_size: 1, page_token: String::new(), activity_id: None };
         let (audit, _) = seckill::audit::list(&world.parts.database, &query).await.unwrap();
-        assert_eq!((audit[0].action.as_str(), audit[0].actor.as_str()), ("change_state", "ann"));
+        assert_eq!((audit[0].action.as_str(), audit[0].actor.as_str()), ("settle_activity", "ann"));
         for part in ["\"to\":\"settled\"", "\"reason\":\"done\"", "\"recorded\":2"] {
             assert!(audit[0].detail.contains(part), "{} has no {part}", audit[0].detail);
         }

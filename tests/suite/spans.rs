@@ -1,9 +1,10 @@
 //! Traces as a collector receives them, and what else shows a trace.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use opentelemetry_proto::tonic::{
@@ -17,10 +18,15 @@ use opentelemetry_proto::tonic::{
 use seckill::api::pb;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Code, Request, Response, Status, metadata::MetadataMap};
+use tonic::{
+    Code, Request, Response, Status,
+    metadata::MetadataMap,
+    transport::{Certificate, Identity, ServerTlsConfig},
+};
 
 use crate::support::{
     calls::Shop,
+    certs::{Authority, Issued, Wanted},
     databases::{self, Fresh},
     eventually,
     process::{Process, Serve},
@@ -55,6 +61,19 @@ impl Collector {
         (collector, addr)
     }
 
+    /// With this certificate, for those alone who have one of that authority.
+    async fn start_with_tls(own: &Issued, callers: &Authority) -> (Self, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (collector, port) = (Self::default(), listener.local_addr().unwrap().port());
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(&own.cert, &own.key))
+            .client_ca_root(Certificate::from_pem(&callers.pem));
+        let mut serving = tonic::transport::Server::builder().tls_config(tls).unwrap();
+        let serving = serving.add_service(TraceServiceServer::new(collector.clone()));
+        tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
+        (collector, port)
+    }
+
     fn spans(&self) -> Vec<Span> {
         let requests = self.0.lock().unwrap();
         let resources = requests.iter().flat_map(|request| &request.resource_spans);
@@ -67,6 +86,57 @@ impl Collector {
         let resource = requests.first()?.resource_spans.first()?.resource.clone()?;
         text(&resource.attributes, "service.name")
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spans_go_to_a_collector_with_a_certificate_of_a_private_ca() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.close().await;
+        let (authority, callers) = (Authority::new("collectors"), Authority::new("senders"));
+        let (folder, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ca = folder.path().join("ca.pem");
+        std::fs::write(&ca, &authority.pem).unwrap();
+        let (cert, key_file) = callers.issue(&Wanted::default()).write(own.path());
+        let (collector, port) = Collector::start_with_tls(&authority.for_server(), &callers).await;
+        let serve = Serve::over(&ground.settings())
+            .with("TRACES__ENDPOINT", format!("https://localhost:{port}"))
+            .with("TRACES__SAMPLED_PER_THOUSAND", 1_000)
+            .with_variable("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", cert.display())
+            .with_variable("OTEL_EXPORTER_OTLP_CLIENT_KEY", key_file.display())
+            .with_variable("OTEL_BSP_SCHEDULE_DELAY", "100");
+
+        // Nobody here knows its CA: it hears nothing.
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        shop.insist("u1", "r").await;
+        process.stop().await;
+        assert!(collector.spans().is_empty());
+        assert!(process.log().contains("BatchSpanProcessor.ExportError"), "{}", process.log());
+
+        let serve = serve.with_variable("OTEL_EXPORTER_OTLP_CERTIFICATE", ca.display());
+        let mut process = serve.start().await;
+        let shop = Shop::new(&key, process.channel().await);
+        shop.insist("u2", "r").await;
+        eventually("the span arrives", async || {
+            let spans = collector.spans();
+            spans.iter().any(|span| span.name == "seckill.v1.Seckill/Reserve").then_some(())
+        })
+        .await;
+        process.stop().await;
+
+        // A file that is no use is told at once, by its variable.
+        std::fs::write(&ca, "no certificate").unwrap();
+        let mut process = serve.spawn();
+        let status = process.ended(Duration::from_secs(10)).await;
+        assert_eq!(status.code(), Some(64));
+        let log = process.log();
+        let words = ["OTEL_EXPORTER_OTLP_CERTIFICATE", ca.to_str().unwrap(), "holds no"];
+        assert!(words.iter().all(|word| log.contains(word)), "{log}");
+    })
+    .await;
 }
 
 fn text(
@@ -187,6 +257,74 @@ async fn a_reserve_is_a_span_with_its_steps_below_the_callers() {
             .into_iter()
             .find(|span| text(&span.attributes, "rpc.grpc.status_code").as_deref() == Some("5"));
         assert_eq!(hex(&refused.expect("it was sent").parent_span_id), PARENT);
+    })
+    .await;
+}
+
+/// Sends these on one stream, and waits for all answers.
+async fn stream(shop: &Shop, parent: bool, requests: Vec<pb::ReserveRequest>) {
+    let sent = requests.len();
+    let messages = requests.into_iter().map(|request| {
+        let request = pb::ReserveRequest { request_id: request.user_id.clone(), ..request };
+        pb::ReserveStreamRequest { request: Some(request) }
+    });
+    let messages = tokio_stream::iter(messages.collect::<Vec<_>>());
+    let messages = if parent { with_parent(messages, "01") } else { Request::new(messages) };
+    let mut answers = shop.client.clone().reserve_stream(messages).await.unwrap().into_inner();
+    let mut count = 0;
+    while answers.message().await.unwrap().is_some() {
+        count += 1;
+    }
+    assert_eq!(count, sent);
+}
+
+const REQUEST: &str = "seckill.v1.Seckill/ReserveStream request";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_request_of_a_stream_is_a_span_below_that_of_the_streams_metadata() {
+    // The settings sample nothing, so the caller's word alone counts.
+    traced(0, async |process, shop, collector| {
+        let sku_id = shop.key.sku_id.as_str();
+        stream(&shop, false, vec![reserve(&shop, "u0", sku_id)]).await;
+        let requests = [("u1", sku_id), ("u2", sku_id), ("u3", "none")];
+        let requests = requests.map(|(buyer, sku_id)| reserve(&shop, buyer, sku_id));
+        stream(&shop, true, requests.into()).await;
+        process.stop().await;
+        let spans = collector.spans();
+        assert!(spans.iter().all(|span| hex(&span.trace_id) == TRACE), "{spans:#?}");
+        let below = |parent: &str| -> Vec<&Span> {
+            spans.iter().filter(|span| hex(&span.parent_span_id) == parent).collect()
+        };
+        let mut found = BTreeMap::new();
+        for request in below(PARENT) {
+            let code = text(&request.attributes, "rpc.grpc.status_code").unwrap();
+            let mut steps: Vec<_> =
+                below(&hex(&request.span_id)).iter().map(|step| step.name.clone()).collect();
+            steps.sort();
+            *found.entry((request.name.as_str(), code, steps.join(" "))).or_insert(0) += 1;
+        }
+        let won = (REQUEST, "0".to_owned(), "admission commit script".to_owned());
+        let refused = (REQUEST, "5".to_owned(), "admission".to_owned());
+        let whole = ("seckill.v1.Seckill/ReserveStream", "0".to_owned(), String::new());
+        assert_eq!(found, BTreeMap::from([(won, 2), (refused, 1), (whole, 1)]));
+        assert!(!format!("{spans:?}").contains("u1\""), "no buyer is in a span");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_a_stream_that_names_no_span_are_traces_of_their_own() {
+    traced(1_000, async |process, shop, collector| {
+        let sku_id = shop.key.sku_id.as_str();
+        let requests = ["u1", "u2", "u3"].map(|buyer| reserve(&shop, buyer, sku_id));
+        stream(&shop, false, requests.into()).await;
+        process.stop().await;
+        let spans = collector.spans();
+        let requests: Vec<_> = spans.iter().filter(|span| span.name == REQUEST).collect();
+        assert_eq!(requests.len(), 3, "{spans:#?}");
+        assert!(requests.iter().all(|span| span.parent_span_id.is_empty()));
+        let traces: BTreeSet<_> = requests.iter().map(|span| hex(&span.trace_id)).collect();
+        assert_eq!(traces.len(), 3);
     })
     .await;
 }

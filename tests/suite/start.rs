@@ -6,6 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use sea_orm::sqlx::{
+    ConnectOptions as _, Executor as _, Row as _,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
 use seckill::config::Settings;
 use tokio::{process::Command, time::timeout};
 
@@ -138,6 +142,24 @@ async fn a_folder_that_can_not_be_written_is_named() {
     let left: Vec<_> = folder.path().read_dir().unwrap().map(|entry| entry.unwrap()).collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "not a folder");
+}
+
+#[tokio::test]
+async fn a_database_file_that_another_process_keeps_locked_is_unavailable() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = sqlite_in(&folder);
+    let path = folder.path().join("seckill.db");
+    let mut options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    options = options.journal_mode(SqliteJournalMode::Wal);
+    let mut other = options.connect().await.unwrap();
+    other.execute("BEGIN IMMEDIATE").await.unwrap();
+    let limit = ("SECKILL__DATABASE__LOCK_TIMEOUT_MS", "200");
+    let words = [path.to_str().unwrap(), "is locked", "200 ms", "database.lock_timeout_ms"];
+    refuses(&[("SECKILL__DATABASE__URL", &url), limit], UNAVAILABLE, &words).await;
+    other.execute("ROLLBACK").await.unwrap();
+    let tables = "SELECT count(*) FROM sqlite_master";
+    let count = other.fetch_one(tables).await.unwrap().get::<i64, _>(0);
+    assert_eq!(count, 0, "nothing was written");
 }
 
 #[tokio::test]

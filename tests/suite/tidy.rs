@@ -78,7 +78,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("entity", &["domain"]),
     ("metrics", &["domain"]),
     ("engine", &["domain", "failpoints", "metrics"]),
-    ("database", &["domain", "entity"]),
+    ("database", &["domain", "entity", "metrics"]),
     ("error", &["database", "domain", "engine"]),
     ("offer", &["domain", "engine"]),
     ("orders", &["database", "domain", "entity", "outbox"]),

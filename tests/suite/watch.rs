@@ -117,6 +117,14 @@ on_every_ground! {
         assert!(end.expect("it ends").is_none(), "it ends in good order");
         updates.seen.end = Some(End::Ok);
         updates.seen.check().unwrap();
+        // Who comes later hears the same, though the engine has nothing of it any more.
+        let mut late = watch(&world, all_of(&key)).await;
+        let only = next(&mut late).await;
+        assert_eq!((only.remaining, only.reserved, only.total), (2, 1, 3));
+        assert!(only.state == ActivityState::Settled && only.snapshot, "{only:?}");
+        assert!(only.epoch > last.epoch, "it is behind what was said before");
+        let end = timeout(Duration::from_secs(5), late.stream.next()).await;
+        assert!(end.expect("it ends").is_none(), "it ends in good order");
     }
 
     async fn a_snapshot_of_every_offer_comes_first(ground: &Ground<'_>) {

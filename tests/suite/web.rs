@@ -200,7 +200,7 @@ async fn a_call_is_answered_counted_and_audited_as_at_the_grpc_port() {
     let reader = port.world.parts.database.reader();
     let last = audit::Entity::find().order_by_desc(audit::Column::Id).one(reader).await;
     let last = last.unwrap().unwrap();
-    assert_eq!(last.action, "change_state");
+    assert_eq!(last.action, "pause_activity");
     assert!(last.detail.contains("paused"), "{last:?}");
     assert!(last.actor.starts_with("grpc 127.0.0.1"), "{}", last.actor);
     assert!(metrics(port.addr).await[&counted] > before, "it is counted");
@@ -278,7 +278,7 @@ async fn a_caller_without_the_right_token_changes_nothing() {
     let reader = port.world.parts.database.reader();
     let last = audit::Entity::find().order_by_desc(audit::Column::Id).one(reader).await;
     let last = last.unwrap().unwrap();
-    assert_eq!((last.action.as_str(), last.actor.as_str()), ("change_state", "ops"));
+    assert_eq!((last.action.as_str(), last.actor.as_str()), ("pause_activity", "ops"));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Arrival: a message that does not come is not waited for.
+//! Arrival: a message that does not come is not waited for, and one that has come is counted.
 //!
 //! A caller without a deadline who sends half of a message would keep his call, and a place among
 //! those of his connection, until the end of the connection.
@@ -19,7 +19,11 @@ use tonic::{
 };
 use tower::Layer;
 
-use super::{ErrorReason, Fault};
+use super::{
+    ErrorReason, Fault,
+    measure::{Messages, meter},
+};
+use crate::metrics::MethodMeter;
 
 /// The methods whose callers send one message after the other, whenever they like.
 const STREAMING: [&str; 3] = [
@@ -57,11 +61,11 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Awaiting<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if STREAMING.contains(&request.uri().path()) {
-            return self.inner.call(request);
-        }
-        let limit = self.limit;
-        self.inner.call(request.map(|body| Body::new(AwaitedBody { body, limit, sleep: None })))
+        let path = request.uri().path();
+        let limit = (!STREAMING.contains(&path)).then_some(self.limit);
+        let (meter, messages) = (meter(path), Messages::default());
+        let body = |body| Body::new(AwaitedBody { body, meter, messages, limit, sleep: None });
+        self.inner.call(request.map(body))
     }
 }
 
@@ -69,7 +73,10 @@ impl<S: Service<Request<Body>>> Service<Request<Body>> for Awaiting<S> {
 #[derive(Debug)]
 struct AwaitedBody {
     body: Body,
-    limit: Duration,
+    meter: &'static MethodMeter,
+    messages: Messages,
+    /// `None` where messages come whenever the caller likes.
+    limit: Option<Duration>,
     /// Made when there is something to wait for; most bodies come with their headers.
     sleep: Option<Pin<Box<Sleep>>>,
 }
@@ -84,9 +91,14 @@ impl http_body::Body for AwaitedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            if let Some(Ok(frame)) = &frame
+                && let Some(data) = frame.data_ref()
+            {
+                this.meter.received(this.messages.count(data));
+            }
             return Poll::Ready(frame);
         }
-        let limit = this.limit;
+        let Some(limit) = this.limit else { return Poll::Pending };
         ready!(this.sleep.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx));
         let message = format!("the message did not arrive within {} ms", limit.as_millis());
         let fault = Fault::new(Code::InvalidArgument, ErrorReason::MalformedMessage, message);

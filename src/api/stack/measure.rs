@@ -1,4 +1,4 @@
-//! Measure: how many calls, what became of them, and how long they took.
+//! Measure: how many calls and messages, what became of them, and how long they took.
 //!
 //! A refusal passes here in a fraction of a microsecond: its handles are found by its path, and its
 //! future and its answer are not boxed for this.
@@ -54,6 +54,51 @@ static METERS: LazyLock<Meters> = LazyLock::new(|| Meters {
     other: metrics::grpc_method(OTHER),
 });
 
+/// The handles of the method that has this path.
+pub(super) fn meter(path: &str) -> &'static MethodMeter {
+    METERS.by_path.get(path).unwrap_or(&METERS.other)
+}
+
+/// Finds the messages in a body, however its frames are cut: each is a flag, its length in four
+/// bytes, and so many bytes.
+#[derive(Debug, Default)]
+pub(super) struct Messages {
+    /// How much of the head of the next one has come, and its length as far as that tells.
+    head: u8,
+    length: u32,
+    /// How much of it is still to come, once its head is there.
+    left: usize,
+}
+
+const HEAD: u8 = 5;
+
+impl Messages {
+    /// How many are whole with this.
+    pub(super) fn count(&mut self, mut data: &[u8]) -> u64 {
+        let mut whole = 0;
+        while !data.is_empty() {
+            if self.head < HEAD {
+                // The flag is shifted out again.
+                self.length = self.length << 8 | u32::from(data[0]);
+                self.head += 1;
+                data = &data[1..];
+                if self.head == HEAD {
+                    self.left = usize::try_from(self.length).unwrap_or(usize::MAX);
+                }
+            } else {
+                let here = self.left.min(data.len());
+                self.left -= here;
+                data = &data[here..];
+            }
+            if self.head == HEAD && self.left == 0 {
+                (self.head, self.length) = (0, 0);
+                whole += 1;
+            }
+        }
+        whole
+    }
+}
+
 /// Counts and times every call.
 #[derive(Debug, Clone, Copy)]
 pub struct Measure;
@@ -85,7 +130,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let meter = METERS.by_path.get(request.uri().path()).unwrap_or(&METERS.other);
+        let meter = meter(request.uri().path());
         meter.start();
         let call = UnderWay { meter, begun: Instant::now(), code: Code::Cancelled };
         MeasuredFuture { answer: self.0.call(request), call: Some(call) }
@@ -137,11 +182,13 @@ where
         if let Some(code) = response.headers().get(Status::GRPC_STATUS) {
             call.code = Code::from_bytes(code.as_bytes());
         } else if call.meter.streams() {
-            let body = |body| Body::new(MeasuredBody { body, call: Some(call) });
+            let messages = Messages::default();
+            let body = |body| Body::new(MeasuredBody { body, messages, call: Some(call) });
             return Poll::Ready(Ok(response.map(body)));
         } else {
             // The one message of a unary answer is there, and its trailers say so.
             call.code = Code::Ok;
+            call.meter.sent(1);
         }
         Poll::Ready(Ok(response))
     }
@@ -151,6 +198,7 @@ where
 #[derive(Debug)]
 struct MeasuredBody {
     body: Body,
+    messages: Messages,
     call: Option<UnderWay>,
 }
 
@@ -174,6 +222,9 @@ impl http_body::Body for MeasuredBody {
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
+                if let (Some(data), Some(call)) = (frame.data_ref(), &this.call) {
+                    call.meter.sent(this.messages.count(data));
+                }
                 let trailers = frame.trailers_ref();
                 if let Some(code) = trailers.and_then(|trailers| trailers.get(Status::GRPC_STATUS))
                 {
@@ -201,6 +252,18 @@ mod tests {
 
     use super::*;
     use crate::api::FILE_DESCRIPTOR_SET;
+
+    #[test]
+    fn messages_are_found_however_their_frames_are_cut() {
+        let long = [vec![1, 0, 1, 0, 0], vec![0; 65_536]].concat();
+        let body = [&[0, 0, 0, 0, 2, 7, 7][..], &[0, 0, 0, 0, 0], &long, &[0, 0, 0, 0, 1]].concat();
+        for size in [1, 2, 3, 5, 7, 4_096, body.len()] {
+            let mut messages = Messages::default();
+            let found: u64 = body.chunks(size).map(|frame| messages.count(frame)).sum();
+            assert_eq!(found, 3, "in frames of {size} bytes; the last is not whole");
+            assert_eq!(messages.count(&[9]), 1);
+        }
+    }
 
     #[test]
     fn every_method_has_the_type_of_its_proto_file() {

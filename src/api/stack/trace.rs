@@ -43,7 +43,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let span = if spans::is_on() {
-            spans::call(request.uri().path(), request.headers())
+            spans::call(request.uri().path(), spans::origin(request.headers()))
         } else {
             Span::none()
         };

@@ -3,10 +3,10 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ::redis::{
@@ -197,16 +197,72 @@ async fn coverage_finding(connection: &mut MultiplexedConnection) -> Option<Find
     })
 }
 
-/// Hands the pool's failed dials to whoever waits for one; a pool alone would keep them waiting.
+/// Hands the pool's failed dials to whoever waits for one; a pool alone would keep them waiting. The
+/// log hears of the first, now and then of how many it were, and of the end.
 #[derive(Debug, Clone)]
 pub(super) struct DialErrors {
     pub(super) host: Host,
     pub(super) last: watch::Sender<String>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What the log knows of a server that can't be reached.
+#[derive(Debug, Default)]
+struct Told {
+    is_away: bool,
+    at: Option<Instant>,
+    /// Failed dials that it does not know of.
+    untold: u64,
+}
+
+impl Told {
+    /// How often a server that stays away is told again.
+    const AGAIN_AFTER: Duration = Duration::from_secs(10);
+    /// How often one that comes and goes is.
+    const GONE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+    /// A dial failed: how many have since the last line, if there is to be another one.
+    fn failed(&mut self, now: Instant) -> Option<u64> {
+        self.untold += 1;
+        let pause = if self.is_away { Self::AGAIN_AFTER } else { Self::GONE_AGAIN_AFTER };
+        if self.at.is_some_and(|at| now.saturating_duration_since(at) < pause) {
+            return None;
+        }
+        (self.is_away, self.at) = (true, Some(now));
+        Some(std::mem::take(&mut self.untold))
+    }
+
+    /// A dial succeeded: how many had failed since the last line, if there was one.
+    fn succeeded(&mut self, now: Instant) -> Option<u64> {
+        let untold = std::mem::take(&mut self.untold);
+        std::mem::take(&mut self.is_away).then(|| {
+            self.at = Some(now);
+            untold
+        })
+    }
+}
+
+impl DialErrors {
+    pub(super) fn new(host: Host) -> Self {
+        Self { host, last: watch::Sender::default(), told: Arc::default() }
+    }
+
+    /// The server can be reached.
+    pub(super) fn end(&self) {
+        let told =
+            self.told.lock().unwrap_or_else(PoisonError::into_inner).succeeded(Instant::now());
+        if let Some(failed) = told {
+            tracing::info!(address = %self.host, failed, "connected again");
+        }
+    }
 }
 
 impl ErrorSink<String> for DialErrors {
     fn sink(&self, error: String) {
-        tracing::warn!(address = %self.host, cause = %error, "no connection");
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).failed(Instant::now());
+        if let Some(failed) = told {
+            tracing::warn!(address = %self.host, cause = %error, failed, "no connection");
+        }
         self.last.send_replace(error);
     }
 
@@ -243,5 +299,27 @@ async fn read(key: &str, path: &str, marker: &str) -> Result<Option<Vec<u8>>, St
             "engine.{key} = {path}: holds no {} in PEM form",
             marker.trim_end_matches('-').to_lowercase()
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_away_is_told_once_and_every_ten_seconds_and_at_its_end() {
+        let (mut told, begun) = (Told::default(), Instant::now());
+        let after = |ms| begun + Duration::from_millis(ms);
+        assert_eq!(told.succeeded(begun), None, "nobody knew otherwise");
+        assert_eq!(told.failed(after(0)), Some(1), "at once");
+        let lines: Vec<_> = (1..=500).filter_map(|nth| told.failed(after(50 * nth))).collect();
+        assert_eq!(lines, [200, 200], "in 25 s");
+        assert_eq!(told.succeeded(after(25_000)), Some(100));
+        assert_eq!(told.succeeded(after(25_000)), None, "another connection of the same server");
+
+        // One that comes and goes is no more than a line a second each way.
+        assert_eq!(told.failed(after(25_050)), None);
+        assert_eq!(told.succeeded(after(25_100)), None, "nobody heard that it was away again");
+        assert_eq!(told.failed(after(26_100)), Some(1));
     }
 }

@@ -19,7 +19,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use bb8_redis::bb8::{ErrorSink, Pool, PooledConnection, RunError};
 use futures_util::{FutureExt, future::join_all};
-use tokio::{sync::watch, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     dialer::{DialErrors, Dialer},
@@ -67,8 +67,7 @@ pub(super) struct Node {
 impl Node {
     /// Connects when it is first needed.
     pub(super) fn new(dialer: Dialer, settings: &RedisSettings, hashes: &Arc<Hashes>) -> Self {
-        let last = watch::Sender::default();
-        let dial_errors = DialErrors { host: dialer.host.clone(), last };
+        let dial_errors = DialErrors::new(dialer.host.clone());
         let pool = Pool::builder()
             .max_size(settings.connections)
             .test_on_check_out(false)
@@ -227,6 +226,7 @@ impl Node {
         place.held.store(None);
         match self.dial().await {
             Ok(held) => {
+                self.dial_errors.end();
                 let link = Arc::clone(&held);
                 place.held.store(Some(Arc::new(Held(held))));
                 *place.failure.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -203,6 +203,36 @@ impl Browser {
         self.events.iter().filter(is_complaint).map(ToString::to_string).collect()
     }
 
+    /// Begins to write down what runs in the page.
+    pub(crate) async fn trace(&mut self) {
+        let categories =
+            json!({"includedCategories": ["devtools.timeline"], "excludedCategories": ["*"]});
+        let params = json!({"transferMode": "ReportEvents", "traceConfig": categories});
+        self.call("Tracing.start", params).await;
+    }
+
+    /// How long each piece of script has taken since then, in milliseconds of a processor; the longest
+    /// is the last.
+    pub(crate) async fn scripts(&mut self) -> Vec<f64> {
+        self.call("Tracing.end", json!({})).await;
+        let deadline = Instant::now() + PATIENCE;
+        while !self.events.iter().any(|event| event["method"] == "Tracing.tracingComplete") {
+            assert!(Instant::now() < deadline, "the trace does not end");
+            self.js("true").await;
+        }
+        let collected = |event: &&Value| event["method"] == "Tracing.dataCollected";
+        let collected = self.events.iter().filter(collected);
+        let pieces = collected.flat_map(|event| event["params"]["value"].as_array().unwrap());
+        let is_script = |name: &Value| {
+            ["TimerFire", "FunctionCall", "RunMicrotasks"].iter().any(|script| name == script)
+        };
+        let scripts = pieces.filter(|piece| is_script(&piece["name"]));
+        let mut took: Vec<f64> =
+            scripts.filter_map(|script| script["tdur"].as_f64()).map(|us| us / 1_000.0).collect();
+        took.sort_by(f64::total_cmp);
+        took
+    }
+
     /// Everything that was asked for, by whole address.
     pub(crate) fn asked(&self) -> Vec<&str> {
         let asked =

@@ -79,6 +79,7 @@ struct State {
     trap: AtomicI64,
     trap_kind: Mutex<AtCommit>,
     trapped: AtomicU64,
+    refused: AtomicU64,
     noise: Mutex<Noise>,
     garbled: AtomicU64,
 }
@@ -94,6 +95,7 @@ impl Wire {
             trap: AtomicI64::new(i64::MAX),
             trap_kind: Mutex::new(AtCommit::LoseRequest),
             trapped: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             noise: Mutex::default(),
             garbled: AtomicU64::new(0),
         });
@@ -162,6 +164,11 @@ impl Wire {
     pub(crate) fn trapped(&self) -> u64 {
         self.state.trapped.load(Ordering::SeqCst)
     }
+
+    /// How many connections came while it was cut.
+    pub(crate) fn refused(&self) -> u64 {
+        self.state.refused.load(Ordering::SeqCst)
+    }
 }
 
 impl State {
@@ -223,7 +230,10 @@ async fn carry(from: TcpStream, state: Arc<State>) {
     let ended = async move { drop(ends.changed().await) };
     let mut ended = pin!(ended);
     match now {
-        Mode::Cut => return,
+        Mode::Cut => {
+            state.refused.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
         // Accepted, and never served.
         Mode::Hole => return ended.await,
         Mode::Pass | Mode::Slow(_) => {}
