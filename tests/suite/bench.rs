@@ -223,7 +223,8 @@ async fn tricks_can_be_left_out() {
 
 /// Runs `scale` along one thing; the lines of its charts are as long as there are steps.
 async fn scaled(what: &str, on_servers: bool) -> (Value, Value) {
-    let args = ["scale", "--only", what, SHORT[0], SHORT[1]];
+    // Each step has half a dozen measurements.
+    let args = ["scale", "--only", what, "--lasts", "100ms"];
     let report = if on_servers { bench_on_servers(&args).await } else { bench(&args).await };
     let charts = report["runs"][0]["details"]["by_number"].clone();
     for (title, lines) in charts.as_object().unwrap() {
@@ -242,7 +243,8 @@ async fn scaled(what: &str, on_servers: bool) -> (Value, Value) {
 async fn ever_more_offers_are_measured() {
     let (report, charts) = scaled("offers", true).await;
     assert_measured(&report, &["offers_restart_s", "offers_second_s", "offers_reconcile_s"]);
-    assert!(figure(&report, "offer_redis_bytes") > 100.0, "{report}");
+    let memory = charts["Offers: memory, MiB"].as_object().unwrap();
+    assert!(memory.contains_key("server") && memory.contains_key("Redis"), "{charts}");
     let calls = charts["Offers: CPU of the server, µs a call"].as_object().unwrap();
     for line in ["a refusal", "a win", "a replay", "a win of half of them in turn"] {
         assert!(calls.contains_key(line), "{line}: {charts}");
