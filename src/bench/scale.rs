@@ -44,7 +44,6 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure::plain("offers_oracle_s", "s", "The end of the server, and the oracle."),
     Figure::plain("reservation_server_bytes", "B", "Memory of the server per reservation."),
     Figure::plain("reservation_redis_bytes", "B", "Memory of Redis per reservation."),
-    Figure::plain("sold_out_bytes", "B", "What is kept of each, once all is sold."),
     Figure::plain("reservations_refusal_us", "µs", "Server CPU of a refusal, most reservations."),
     Figure::plain("reservations_refusal_growth", "×", "The same, against the fewest."),
     Figure::plain("reservations_win_us", "µs", "Server CPU of a win, most reservations."),

@@ -103,10 +103,6 @@ pub(super) async fn run(
 
     charts.set_each(run, "reservation_server_bytes", titles.memory, "server");
     charts.set_each(run, "reservation_redis_bytes", titles.memory, "Redis");
-    let ends = ["server", "server, sold out"].map(|line| charts.ends(titles.memory, line));
-    if let [Some([_, (_, selling)]), Some([_, (_, sold_out)])] = ends {
-        run.set("sold_out_bytes", (sold_out - selling) * MIB / number as f64);
-    }
     charts.set_last(run, "reservations_refusal_us", titles.cpu, "a refusal");
     charts.set_growth(run, "reservations_refusal_growth", titles.cpu, "a refusal");
     charts.set_last(run, "reservations_win_us", titles.cpu, "a win");
