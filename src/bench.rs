@@ -14,7 +14,7 @@
 //! - `script`, `raw`: the engine and the database by themselves; `proxy`: a slow wire.
 //! - Scenarios with goals: [`sold_out`], [`steady`], [`drain`], [`streams`], [`peers`], [`far_redis`],
 //!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`burst`], [`duplicates`],
-//!   [`releases`], [`many_offers`], [`soak`], [`ablations`].
+//!   [`releases`], [`many_offers`], [`soak`], [`ablations`], [`scale`].
 //! - [`report`]: figures and goals; [`html`]: a page of them; [`machine`]: what they were measured on.
 
 pub mod ablations;
@@ -39,6 +39,7 @@ mod proxy;
 mod raw;
 pub mod releases;
 pub mod report;
+pub mod scale;
 mod scenario;
 pub mod schedule;
 mod script;
@@ -103,6 +104,8 @@ pub struct Plan {
     pub rate: Option<f64>,
     /// How long each measurement takes.
     pub lasts: Duration,
+    /// The one thing that there is more and more of; `None`: one after the other.
+    pub only: Option<scale::Along>,
     /// Of the servers; what they do not say is a default.
     pub settings: Settings,
     /// The settings file that the servers read too.

@@ -143,10 +143,19 @@ async fn read_offer(
     };
     let mut held: HashMap<String, i64> = HashMap::new();
     for segment in offer.segments.all() {
-        for entry in segment.scripts.holdings().await?.map_err(frozen)? {
-            let units = i64::from(entry.record.quantity);
-            // A second one of the same id, in a segment that is not its home, must show.
-            *held.entry(entry.record.reservation_id.to_string()).or_default() += units;
+        let mut cursor = "0".to_owned();
+        loop {
+            let page = segment.scripts.holdings_page(&cursor).await?;
+            let (_, next, entries) = page.map_err(frozen)?;
+            for entry in entries {
+                let units = i64::from(entry.record.quantity);
+                // A second one of the same id, in a segment that is not its home, must show.
+                *held.entry(entry.record.reservation_id.to_string()).or_default() += units;
+            }
+            cursor = next;
+            if cursor == "0" {
+                break;
+            }
         }
     }
 
@@ -196,16 +205,20 @@ async fn read_offer(
     books.unmatched += i64::try_from(held.len()).unwrap_or(i64::MAX);
 
     let mut orders_of_buyer: HashMap<String, i64> = HashMap::new();
+    // No more than is counted: of a million orders the rest would be gigabytes.
     let live = orders::Entity::find()
+        .select_only()
+        .columns([orders::Column::UserId, orders::Column::Quantity])
         .filter(orders::Column::ActivityId.eq(id.as_str()))
         .filter(orders::Column::SkuId.eq(sku_id.as_str()))
         .filter(orders::Column::State.ne(OrderState::Cancelled))
+        .into_tuple::<(String, i32)>()
         .all(database.reader())
         .await?;
-    for order in live {
+    for (user_id, quantity) in live {
         books.live_orders += 1;
-        books.orders_units += i64::from(order.quantity);
-        *orders_of_buyer.entry(order.user_id).or_default() += 1;
+        books.orders_units += i64::from(quantity);
+        *orders_of_buyer.entry(user_id).or_default() += 1;
     }
     let too_many =
         |of_buyer: HashMap<String, i64>| of_buyer.into_values().filter(|&n| n > allowed).count();

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     Error, Plan,
     load::RESERVED,
-    oracle::{Told, read_books},
+    oracle::{Told, purge, read_books},
     process::{Folder, Process, cpu_of, program_of},
     wins::{Best, Target},
 };
@@ -46,6 +46,8 @@ pub struct Sale {
     /// Units of each offer.
     pub total: u32,
     pub offers: usize,
+    /// Units of every second offer, where those have another number.
+    pub scarce: Option<u32>,
     /// Settings of the servers beside the plan's, as environment variables.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -54,7 +56,7 @@ impl Sale {
     /// One offer, and servers as the plan has them.
     #[must_use]
     pub fn of(total: u32) -> Self {
-        Self { total, offers: 1, variables: Vec::new() }
+        Self { total, offers: 1, scarce: None, variables: Vec::new() }
     }
 
     /// The same with one more setting.
@@ -63,6 +65,15 @@ impl Sale {
         self.variables.push((name, value.into()));
         self
     }
+}
+
+/// What becomes of a sale whose books were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// It goes on in SQL alone.
+    Stays,
+    /// It is over, and no later server reads it.
+    Settled,
 }
 
 /// One or two servers over the same stores, with a sale on them.
@@ -112,12 +123,12 @@ impl Bed {
         let offer = offers.first().cloned();
         let offer = offer.ok_or_else(|| Error::Usage("a sale of nothing".to_owned()))?;
         let engine_id = engine_id(&settings).await;
-        let Sale { total, variables, .. } = sale;
+        let Sale { total, scarce, variables, .. } = sale;
         let servers = Vec::new();
         let mut bed = Self { settings, servers, offer, offers, variables, engine_id, folder };
         bed.start_server(plan).await?;
         let channel = bed.channel(0).await?;
-        bed.sell(channel, total).await?;
+        bed.sell(channel, [total, scarce.unwrap_or(total)]).await?;
         Ok(bed)
     }
 
@@ -200,8 +211,19 @@ impl Bed {
         cpu_of(self.engine_id?).ok()
     }
 
-    /// Creates, approves and warms up the activity, and waits until it sells.
-    async fn sell(&self, channel: Channel, total: u32) -> Result<(), Error> {
+    /// Memory that the engine uses by its own count, where it is a single Redis.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub(super) async fn engine_memory(&self) -> Result<Option<u64>, Error> {
+        let Some(redis) = redis_settings(&self.settings.engine) else { return Ok(None) };
+        let used = RedisEngine::used_memory(&redis).await;
+        used.map_err(|error| Error::Unavailable(error.to_string()))
+    }
+
+    /// Creates, approves and warms up the activity, and waits until it sells. The offers take turns
+    /// with these totals.
+    async fn sell(&self, channel: Channel, totals: [u32; 2]) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
         let now = std::time::SystemTime::now();
         let spec = pb::ActivitySpec {
@@ -210,7 +232,12 @@ impl Bed {
             start_time: Some((now - Duration::from_secs(1)).into()),
             end_time: Some((now + Duration::from_secs(24 * 3_600)).into()),
             retention: None,
-            offers: self.offers.iter().map(|offer| offer_spec(offer, total)).collect(),
+            offers: self
+                .offers
+                .iter()
+                .zip(totals.into_iter().cycle())
+                .map(|(offer, total)| offer_spec(offer, total))
+                .collect(),
         };
         let mut admin =
             SeckillAdminClient::new(channel.clone()).max_decoding_message_size(16 << 20);
@@ -226,7 +253,7 @@ impl Bed {
     }
 
     /// Waits until this server sells; each reads activities on its own.
-    async fn sells(&self, server: usize) -> Result<(), Error> {
+    pub(super) async fn sells(&self, server: usize) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
         let admin = SeckillAdminClient::new(self.channel(server).await?);
         let mut admin = admin.max_decoding_message_size(16 << 20);
@@ -296,12 +323,53 @@ impl Bed {
         Ok(offers.iter().map(|offer| offer.total - offer.reserved).sum())
     }
 
+    /// Puts so many more units of the first offer on sale, or takes them away again.
+    ///
+    /// # Errors
+    /// The server does not do it.
+    pub(super) async fn adjust(&self, delta: i64) -> Result<(), Error> {
+        let mut admin = SeckillAdminClient::new(self.channel(0).await?);
+        let request = pb::AdjustStockRequest {
+            activity_id: self.offer.activity_id.to_string(),
+            sku_id: self.offer.sku_id.to_string(),
+            delta,
+            request_id: Uuid::now_v7().to_string(),
+            reason: "bench".to_owned(),
+        };
+        call(CALL_LIMIT, admin.adjust_stock(request)).await.map(|_| ())
+    }
+
+    /// Has the first offer rebuilt from SQL, and waits until it sells again.
+    ///
+    /// # Errors
+    /// The server does not do it.
+    pub(super) async fn rebuild(&self) -> Result<(), Error> {
+        let mut admin = SeckillAdminClient::new(self.channel(0).await?);
+        let request = pb::RebuildStockRequest {
+            activity_id: self.offer.activity_id.to_string(),
+            sku_id: self.offer.sku_id.to_string(),
+            reason: "bench".to_owned(),
+            segments: 0,
+        };
+        call(RECONCILE_LIMIT, admin.rebuild_stock(request)).await.map(|_| ())
+    }
+
     /// Ends the servers in order, reads every book, and compares them with each other and with what
     /// the buyers were told. Each sentence is something that does not hold.
     ///
     /// # Errors
     /// The books can't be read.
-    pub async fn close(mut self, told: Told) -> Result<Vec<String>, Error> {
+    pub async fn close(self, told: Told) -> Result<Vec<String>, Error> {
+        let mut broken = self.compare().await?;
+        broken.extend(self.end(told, Afterwards::Stays).await?);
+        Ok(broken)
+    }
+
+    /// Waits until nothing is under way and has the server compare engine, outbox and orders.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(super) async fn compare(&self) -> Result<Vec<String>, Error> {
         self.drain().await?;
         let mut broken = Vec::new();
         // The server's own comparison is the only one that sees an embedded engine as it was.
@@ -314,14 +382,37 @@ impl Bed {
         for difference in report.differences.iter().take(10) {
             broken.push(format!("reconcile: {difference:?}"));
         }
+        Ok(broken)
+    }
+
+    /// Ends the servers in order, and reads every book from the stores.
+    ///
+    /// # Errors
+    /// The books can't be read.
+    pub(super) async fn end(
+        mut self,
+        told: Told,
+        afterwards: Afterwards,
+    ) -> Result<Vec<String>, Error> {
         self.stop_servers().await?;
         let unreadable =
             |error: &dyn std::error::Error| Error::Unavailable(format!("the books: {error}"));
         let parts = Parts::open(&self.settings).await.map_err(|error| unreadable(&error))?;
-        let read = read_books(&parts, &self.offers, told).boxed().await;
+        let id = self.activity_id();
+        let read = async {
+            let broken = read_books(&parts, &self.offers, told).await?;
+            match afterwards {
+                Afterwards::Stays => purge(&parts, &self.offers).await?,
+                Afterwards::Settled => {
+                    parts.activities.end(id, "bench", "").await?;
+                    parts.activities.settle(id, "bench", "").await?;
+                }
+            }
+            Ok(broken)
+        };
+        let read: Result<Vec<String>, crate::error::Error> = read.boxed().await;
         parts.close(Instant::now() + CLOSE_LIMIT).await;
-        broken.extend(read.map_err(|error| unreadable(&error))?);
-        Ok(broken)
+        read.map_err(|error| unreadable(&error))
     }
 }
 

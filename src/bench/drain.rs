@@ -143,7 +143,12 @@ async fn write(
     }
 }
 
-fn new_row(offer: &OfferKey, epoch: u64, series: &str, nth: usize) -> Result<NewRow, Error> {
+pub(super) fn new_row(
+    offer: &OfferKey,
+    epoch: u64,
+    series: &str,
+    nth: usize,
+) -> Result<NewRow, Error> {
     let named = |_| Error::Internal("a name of the bench".to_owned());
     let buyer = BuyerId::new(&buyer(series, nth)).map_err(named)?;
     let request_id = RequestId::new("attempt-1").map_err(named)?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 mod charts;
 mod style;
 
-use charts::{bars, lines, mark};
+use charts::{bars, by_number, mark, percentiles};
 
 /// A page over these reports; what `bench goals` wrote counts as all of its own.
 #[must_use]
@@ -96,7 +96,8 @@ fn section(report: &Value) -> String {
         text.push_str(&bars("A second", &rates));
     }
     let runs = report["runs"].as_array().map(Vec::as_slice).unwrap_or_default();
-    text.push_str(&lines("Latency by percentile, ms", runs));
+    text.push_str(&percentiles("Latency by percentile, ms", runs));
+    text.push_str(&by_number(runs));
     text.push_str(&table(figures, false));
     let notes: Vec<String> = report["notes"]
         .as_array()
@@ -192,7 +193,10 @@ mod tests {
                 row("win_cpu_ratio", 3.0, json!("G4 <= 2"), json!(false)),
                 row("wins_per_s", 5_000.0, Value::Null, Value::Null),
             ],
-            "runs": [{"details": {"percentiles_ms": {"wins": {"50": 1.0, "99": 8.0, "100": 90.0}}}}],
+            "runs": [{"details": {
+                "percentiles_ms": {"wins": {"50": 1.0, "99": 8.0, "100": 90.0}},
+                "by_number": {"offers <b>": {"a win": {"100": 9.0, "1000": 10.0, "10000": 80.0}}},
+            }}],
         })
     }
 
@@ -207,7 +211,10 @@ mod tests {
         assert!(page.contains("a &lt;fast&gt; one") && page.contains("prefers-color-scheme: dark"));
         assert!(page.contains(">met<") && page.contains(">missed<"));
         assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
-        assert_eq!(page.matches("<svg").count(), 2, "bars and lines");
+        assert_eq!(page.matches("<svg").count(), 3, "bars, and lines by percentile and by number");
+        assert!(page.contains("offers &lt;b&gt;"));
+        let (few, many) = (page.find(">1000<"), page.find(">10000<"));
+        assert!(few.is_some() && few < many, "by the number, not by its first digit");
     }
 
     #[test]
@@ -219,6 +226,6 @@ mod tests {
         });
         let page = page(&[goals]);
         assert!(page.contains("1 of 1 figures meet") && page.contains("Not measured:</b> G5"));
-        assert_eq!(page.matches("<svg").count(), 3);
+        assert_eq!(page.matches("<svg").count(), 4);
     }
 }

@@ -44,8 +44,7 @@ impl Told {
     }
 }
 
-/// Reads all books, and takes the stock away from the engine: each sentence is something that does not
-/// hold.
+/// Reads all books: each sentence is something that does not hold.
 pub(super) async fn read_books(
     parts: &Parts,
     offers: &[OfferKey],
@@ -67,14 +66,19 @@ pub(super) async fn read_books(
         let (sold, found) = (offers.len(), all.len());
         broken.push(format!("{sold} offer(s) were sold, and {found} are in the books"));
     }
-    // The rows stay, as those of every sale do; an engine of others shall not keep the stock.
+    Ok(broken)
+}
+
+/// Takes the stock away: the rows stay, as those of every sale do, but an engine of others shall not
+/// keep it.
+pub(super) async fn purge(parts: &Parts, offers: &[OfferKey]) -> Result<(), crate::error::Error> {
     for offer in offers {
         let offer = parts.catalog.offer(offer).await?;
         for segment in offer.segments.all() {
             segment.scripts.purge(LAST_EPOCH).await?;
         }
     }
-    Ok(broken)
+    Ok(())
 }
 
 /// Who has an order that is not cancelled, one entry for each order.

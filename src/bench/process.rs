@@ -23,7 +23,8 @@ use uuid::Uuid;
 use super::Error;
 use crate::metrics;
 
-const START_LIMIT: Duration = Duration::from_secs(30);
+/// One that keeps nothing reads a million reservations first.
+const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 const METRICS_LIMIT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
@@ -144,12 +145,7 @@ impl Process {
     /// # Errors
     /// It has ended.
     pub fn memory(&self) -> Result<u64, Error> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let unreadable = || Error::Unavailable(format!("{path} can't be read"));
-        let status = fs::read_to_string(&path).map_err(|_| unreadable())?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
-        Ok(kib.ok_or_else(unreadable)? * 1_024)
+        memory_of(self.child.id(), "VmRSS")
     }
 
     /// Ends it at once, as a power cut would: it finishes nothing that it has begun.
@@ -245,6 +241,20 @@ pub fn cpu_of(id: u32) -> Result<Duration, Error> {
     let ticks = ticks_of(&stat).ok_or_else(unreadable)?;
     let per_s = rustix::param::clock_ticks_per_second();
     Ok(Duration::from_secs_f64(ticks as f64 / per_s as f64))
+}
+
+/// Memory of a process by this name of `/proc/<pid>/status`, in bytes: `VmRSS` has it now, `VmHWM` had
+/// the most.
+///
+/// # Errors
+/// There is no such process, or this system has no `/proc`.
+pub fn memory_of(id: u32, name: &str) -> Result<u64, Error> {
+    let path = format!("/proc/{id}/status");
+    let unreadable = || Error::Unavailable(format!("{path} can't be read"));
+    let status = fs::read_to_string(&path).map_err(|_| unreadable())?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
+    Ok(kib.ok_or_else(unreadable)? * 1_024)
 }
 
 /// User and system ticks in the text of `/proc/<pid>/stat`.

@@ -4,7 +4,7 @@ use super::{
     Error, Plan, ablations, burst, drain, duplicates, far_redis, many_offers, overload, peers,
     releases,
     report::{Figure, Run},
-    soak, sold_out, steady, streams, watch,
+    scale, soak, sold_out, steady, streams, watch,
 };
 
 /// What can be measured.
@@ -24,10 +24,11 @@ pub enum Scenario {
     ManyOffers,
     Soak,
     Ablations,
+    Scale,
 }
 
 #[cfg(test)]
-pub(super) const ALL_SCENARIOS: [Scenario; 14] = [
+pub(super) const ALL_SCENARIOS: [Scenario; 15] = [
     Scenario::SoldOut,
     Scenario::Overload,
     Scenario::Peers,
@@ -42,6 +43,7 @@ pub(super) const ALL_SCENARIOS: [Scenario; 14] = [
     Scenario::ManyOffers,
     Scenario::Soak,
     Scenario::Ablations,
+    Scenario::Scale,
 ];
 
 impl Scenario {
@@ -62,6 +64,7 @@ impl Scenario {
             Self::ManyOffers => "many-offers",
             Self::Soak => "soak",
             Self::Ablations => "ablations",
+            Self::Scale => "scale",
         }
     }
 
@@ -81,6 +84,7 @@ impl Scenario {
             Self::ManyOffers => many_offers::FIGURES,
             Self::Soak => soak::FIGURES,
             Self::Ablations => ablations::FIGURES,
+            Self::Scale => scale::FIGURES,
         }
     }
 
@@ -104,6 +108,7 @@ impl Scenario {
             Self::ManyOffers => Box::pin(many_offers::run(plan, tell)).await,
             Self::Soak => Box::pin(soak::run(plan, tell)).await,
             Self::Ablations => Box::pin(ablations::run(plan, tell)).await,
+            Self::Scale => Box::pin(scale::run(plan, tell)).await,
         }
     }
 }

@@ -205,7 +205,7 @@ async fn measure_storm(plan: &Plan, rate: f64, bed: &Bed, run: &mut Run) -> Resu
 }
 
 /// Sells every unit; who is refused for the load asks again.
-async fn sell_out(
+pub(super) async fn sell_out(
     bed: &Bed,
     winners: &Requests,
     run: &mut Run,
@@ -229,7 +229,7 @@ async fn sell_out(
 
 /// Anything else than this one answer breaks the run; being refused for the load, before anything was
 /// looked at, is noted.
-fn expect_all(run: &mut Run, what: &str, seen: &Seen, label: &str) {
+pub(super) fn expect_all(run: &mut Run, what: &str, seen: &Seen, label: &str) {
     let (right, overloaded) = (seen.count(label), seen.count(OVERLOADED));
     if right + overloaded != seen.samples.len() as u64 || right == 0 {
         run.broken.push(format!("{what}: all should hear {label}, and it is {:?}", seen.counts()));

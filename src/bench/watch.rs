@@ -27,7 +27,7 @@ use super::{
 const STREAMS: usize = 10_000;
 const QUICK_STREAMS: usize = 500;
 /// One of so many stops reading.
-const STALLED: usize = 100;
+pub(super) const STALLED: usize = 100;
 /// Buyers a second: the stock changes with each.
 const RATE: f64 = 500.0;
 /// The newest value is there within this, by the promise of WatchStock.
@@ -140,7 +140,7 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
 }
 
 /// Everybody who reads on has the newest figures soon.
-async fn check(
+pub(super) async fn check(
     watchers: Watchers,
     bed: &Bed,
     streams: usize,

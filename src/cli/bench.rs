@@ -16,6 +16,7 @@ use crate::{
     bench::{
         self, Plan, Scenario, noop,
         peer::{self, Kind},
+        scale::Along,
         schedule::Pace,
     },
     config::{Flag, Level, Loaded, LogSettings},
@@ -58,6 +59,9 @@ pub enum Bench {
     Soak(Stormy),
     /// Each trick left out: what is it worth?
     Ablations(Plain),
+    /// Ever more offers, reservations, watchers: what each keeps in memory, what a call costs among
+    /// them, how long a server takes to start and an offer to be rebuilt.
+    Scale(Scaled),
     /// Every goal of the documentation: 20 minutes, one table, and whether each is met.
     Goals(Plain),
     Report(Written),
@@ -75,6 +79,23 @@ pub struct Stormy {
     /// Calls a second in the storm [without it: half of what the noop answers; soak: 5,000].
     #[arg(long, value_name = "PER_S", value_parser = clap::value_parser!(u32).range(100..=400_000))]
     rate: Option<u32>,
+}
+
+/// The scenario with ever more of something.
+#[derive(Debug, Args)]
+pub struct Scaled {
+    #[command(flatten)]
+    options: Options,
+    /// What there is more and more of [without it: each of them, one after the other].
+    #[arg(long, value_enum, value_name = "WHAT")]
+    only: Option<AlongName>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AlongName {
+    Offers,
+    Reservations,
+    Watchers,
 }
 
 /// A scenario without options of its own.
@@ -175,29 +196,49 @@ impl Bench {
             Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
             Self::ManyOffers(Plain { options }) => (Scenario::ManyOffers, options, None),
             Self::Ablations(Plain { options }) => (Scenario::Ablations, options, None),
+            Self::Scale(scaled) => return scale(&scaled, context).await,
             Self::Goals(Plain { options }) => return goals(&options, context).await,
             Self::Report(Written { files, html }) => return write_page(&files, &html),
             Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };
-        let plan = plan(scenario, &options, rate, context)?;
-        let printer = context.printer;
-        let tell = |text: &str| printer.note(text);
-        let report = tokio::select! {
-            report = bench::run(&plan, &tell) => report.map_err(failure)?,
-            // The servers go with what started them.
-            () = serve::stop_signal() => {
-                return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
-            }
-        };
-        write(&options, &json!(report))?;
-        if printer.is_json() {
-            printer.answer(&json!(report));
-        } else {
-            printer.data(&shown(&report));
-        }
-        Ok(Exit::of(report.broken.is_empty()))
+        measure(&plan(scenario, &options, rate, context)?, &options, context).await
     }
+}
+
+async fn measure(plan: &Plan, options: &Options, context: &Context) -> Result<Exit, Failure> {
+    let printer = context.printer;
+    let tell = |text: &str| printer.note(text);
+    let report = tokio::select! {
+        report = bench::run(plan, &tell) => report.map_err(failure)?,
+        // The servers go with what started them.
+        () = serve::stop_signal() => {
+            return Err(Failure::Unavailable("interrupted, nothing was measured".to_owned()));
+        }
+    };
+    write(options, &json!(report))?;
+    if printer.is_json() {
+        printer.answer(&json!(report));
+    } else {
+        printer.data(&shown(&report));
+    }
+    Ok(Exit::of(report.broken.is_empty()))
+}
+
+/// Once, unless it is to be more: a million reservations take their time.
+async fn scale(scaled: &Scaled, context: &Context) -> Result<Exit, Failure> {
+    let Scaled { options, only } = scaled;
+    let mut plan = plan(Scenario::Scale, options, None, context)?;
+    plan.repeats = options.repeats.map_or(1, usize::from);
+    if !options.quick {
+        plan.lasts = options.lasts.unwrap_or(Duration::from_secs(3));
+    }
+    plan.only = only.map(|only| match only {
+        AlongName::Offers => Along::Offers,
+        AlongName::Reservations => Along::Reservations,
+        AlongName::Watchers => Along::Watchers,
+    });
+    measure(&plan, options, context).await
 }
 
 /// Every goal, one after the other.
@@ -301,6 +342,7 @@ fn plan(
         },
         rate: rate.map(f64::from),
         lasts: options.lasts.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 5 })),
+        only: None,
         own_database: !origins.contains_key("database.url"),
         settings,
         config: file.map(absolute).transpose()?,

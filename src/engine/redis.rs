@@ -108,13 +108,31 @@ impl RedisEngine {
     /// # Errors
     /// [`OpenError`].
     pub async fn process_id(settings: &RedisSettings) -> Result<Option<u32>, OpenError> {
+        let id = Self::told_by_itself(settings, "process_id").await?;
+        Ok(id.and_then(|id| id.parse().ok()))
+    }
+
+    /// Bytes that the one server has handed out for data and buffers, by its own count.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn used_memory(settings: &RedisSettings) -> Result<Option<u64>, OpenError> {
+        let bytes = Self::told_by_itself(settings, "used_memory").await?;
+        Ok(bytes.and_then(|bytes| bytes.parse().ok()))
+    }
+
+    /// One line of what a server tells about itself; `None` where there is more than one.
+    async fn told_by_itself(
+        settings: &RedisSettings,
+        name: &str,
+    ) -> Result<Option<String>, OpenError> {
         let target = settings.target()?;
         let (Kind::Server, Some(host)) = (&target.kind, target.hosts.first()) else {
             return Ok(None);
         };
         let dialer = Dialer::new(host.clone(), &target, &Arc::new(settings.clone()));
         let info = dialer.info().await?.1;
-        Ok(info.get("process_id").and_then(|id| id.parse().ok()))
+        Ok(info.get(name).map(str::to_owned))
     }
 
     async fn run(&self, call: &Call) -> Result<Value, EngineError> {

@@ -221,6 +221,57 @@ async fn tricks_can_be_left_out() {
     assert_measured(&report, &["batching_gain", "filter_gain", "streams_gain"]);
 }
 
+/// Runs `scale` along one thing; the lines of its charts are as long as there are steps.
+async fn scaled(what: &str, on_servers: bool) -> (Value, Value) {
+    // Each step has half a dozen measurements.
+    let args = ["scale", "--only", what, "--lasts", "100ms"];
+    let report = if on_servers { bench_on_servers(&args).await } else { bench(&args).await };
+    let charts = report["runs"][0]["details"]["by_number"].clone();
+    for (title, lines) in charts.as_object().unwrap() {
+        for (line, points) in lines.as_object().unwrap() {
+            let once = ["Reconcile", "the oracle"].contains(&line.as_str());
+            let steps = if once || what == "watchers" { 1..=2 } else { 2..=2 };
+            assert!(
+                steps.contains(&points.as_object().unwrap().len()),
+                "{title}, {line}: {points}"
+            );
+        }
+    }
+    (report, charts)
+}
+
+#[tokio::test]
+async fn ever_more_offers_are_measured() {
+    let (report, charts) = scaled("offers", true).await;
+    assert_measured(&report, &["offers_restart_s", "offers_second_s", "offers_reconcile_s"]);
+    let memory = charts["Offers: memory, MiB"].as_object().unwrap();
+    assert!(memory.contains_key("server") && memory.contains_key("Redis"), "{charts}");
+    let calls = charts["Offers: CPU of the server, µs a call"].as_object().unwrap();
+    for line in ["a refusal", "a win", "a replay", "a win of half of them in turn"] {
+        assert!(calls.contains_key(line), "{line}: {charts}");
+    }
+}
+
+#[tokio::test]
+async fn ever_more_reservations_are_measured() {
+    let (report, charts) = scaled("reservations", false).await;
+    assert_measured(&report, &["rebuild_s", "frozen_s", "reservations_restart_s", "oracle_mib"]);
+    let calls = charts["Reservations: CPU of the server, µs a call"].as_object().unwrap();
+    for line in ["a refusal", "a win", "a replay", "a replay of a new one"] {
+        assert!(calls.contains_key(line), "{line}: {charts}");
+    }
+}
+
+#[tokio::test]
+async fn ever_more_watchers_are_measured() {
+    let (report, charts) = scaled("watchers", false).await;
+    assert_measured(&report, &["watchers_win_p99_ms"]);
+    let calls = charts["Watchers: CPU of the server, µs a call or an update"].as_object().unwrap();
+    for line in ["a refusal", "an update", "a replay"] {
+        assert!(calls.contains_key(line), "{line}: {charts}");
+    }
+}
+
 #[tokio::test]
 async fn a_page_is_made_of_earlier_reports() {
     let folder = tempfile::tempdir().unwrap();

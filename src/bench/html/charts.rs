@@ -83,21 +83,49 @@ pub(super) fn bars(title: &str, rows: &[&Value]) -> String {
     text
 }
 
+/// Some lines by their names; each has figures by what is written below them.
+type Lines = BTreeMap<String, BTreeMap<String, Vec<f64>>>;
+
 /// The percentiles of some latencies: the median over the runs, on a logarithmic scale.
-pub(super) fn lines(title: &str, runs: &[Value]) -> String {
+pub(super) fn percentiles(title: &str, runs: &[Value]) -> String {
+    let mut found = Lines::new();
+    for run in runs {
+        gather(&mut found, &run["details"]["percentiles_ms"]);
+    }
+    lines(title, found, |percent| match percent {
+        most if most >= 100.0 => "max".to_owned(),
+        percent => format!("p{percent}"),
+    })
+}
+
+/// A chart for each title: what something came to by how many there were, both logarithmic.
+pub(super) fn by_number(runs: &[Value]) -> String {
+    let mut charts: BTreeMap<&str, Lines> = BTreeMap::new();
+    for run in runs {
+        for (title, found) in run["details"]["by_number"].as_object().into_iter().flatten() {
+            gather(charts.entry(title).or_default(), found);
+        }
+    }
+    charts
+        .into_iter()
+        .map(|(title, found)| lines(title, found, |number| number.to_string()))
+        .collect()
+}
+
+fn gather(lines: &mut Lines, found: &Value) {
+    for (name, points) in found.as_object().into_iter().flatten() {
+        for (below, figure) in points.as_object().into_iter().flatten() {
+            let line = lines.entry(name.clone()).or_default();
+            line.entry(below.clone()).or_default().push(number(figure));
+        }
+    }
+}
+
+fn lines(title: &str, series: Lines, below: impl Fn(f64) -> String) -> String {
     const LEFT: f64 = 60.0;
     const TOP: f64 = 30.0;
     const WIDTH: f64 = 560.0;
     const HEIGHT: f64 = 200.0;
-    let mut series: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
-    for run in runs {
-        for (name, points) in run["details"]["percentiles_ms"].as_object().into_iter().flatten() {
-            for (percent, ms) in points.as_object().into_iter().flatten() {
-                let found = series.entry(name.clone()).or_default();
-                found.entry(percent.clone()).or_default().push(number(ms));
-            }
-        }
-    }
     let mut drawn: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     let mut percents: Vec<f64> = Vec::new();
     for (name, points) in series {
@@ -144,7 +172,7 @@ pub(super) fn lines(title: &str, runs: &[Value]) -> String {
         decade += 1.0;
     }
     for percent in &percents {
-        let name = if *percent >= 100.0 { "max".to_owned() } else { format!("p{percent}") };
+        let name = below(*percent);
         text.push_str(&format!(
             "<text class=\"faint\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
             x(*percent),

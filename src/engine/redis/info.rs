@@ -10,7 +10,7 @@ pub(super) struct Info(HashMap<String, String>);
 
 impl Info {
     pub(super) async fn ask(connection: &mut MultiplexedConnection) -> Result<Self, RedisError> {
-        let sections = ["server", "replication", "persistence", "cluster"];
+        let sections = ["server", "memory", "replication", "persistence", "cluster"];
         let mut pipe = ::redis::pipe();
         for section in sections {
             pipe.cmd("INFO").arg(section);
