@@ -5,6 +5,7 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use redis::{FromRedisValue, aio::MultiplexedConnection};
@@ -69,11 +70,14 @@ impl RedisServer {
         server
     }
 
-    /// A port on which nobody listens now. It is below those that outgoing connections take, so it
-    /// is still free when a server that was killed is started again.
+    /// A port on which nobody listens now, and which no other test gets. It is below those that
+    /// outgoing connections take, so it is still free when a server that was killed is started again.
     pub(crate) fn free_port() -> u16 {
+        static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
         let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-        std::iter::repeat_with(|| fastrand::u16(20_000..32_000)).find(is_free).unwrap()
+        let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ports = std::iter::repeat_with(|| fastrand::u16(20_000..32_000)).filter(is_free);
+        ports.find(|port| given.insert(*port)).unwrap()
     }
 
     /// Starts the process, on the same port and directory as before.
@@ -101,6 +105,7 @@ impl RedisServer {
         });
         self.child = Some(child);
         eventually("redis-server accepts connections", async || {
+            self.assert_alive();
             let mut connection = self.connect().await.ok()?;
             match redis::cmd("PING").query_async::<String>(&mut connection).await {
                 Ok(_) => Some(()),
@@ -109,6 +114,19 @@ impl RedisServer {
             }
         })
         .await;
+    }
+
+    /// Panics with the last that it said if it ended by itself.
+    fn assert_alive(&mut self) {
+        let ended = self.child.as_mut().and_then(|child| child.try_wait().unwrap());
+        if let Some(status) = ended {
+            let name = if self.sentinel.is_some() { "sentinel.log" } else { "redis.log" };
+            let log = std::fs::read_to_string(self.directory.path().join(name));
+            let log = log.unwrap_or_else(|error| error.to_string());
+            let from = log.lines().count().saturating_sub(5);
+            let last: Vec<&str> = log.lines().skip(from).collect();
+            panic!("redis-server ended by itself, {status}: {}", last.join("\n"));
+        }
     }
 
     fn sentinel_file(&self, settings: &str) -> PathBuf {
