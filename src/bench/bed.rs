@@ -46,6 +46,8 @@ pub struct Sale {
     /// Units of each offer.
     pub total: u32,
     pub offers: usize,
+    /// Of each offer.
+    pub segments: u32,
     /// Settings of the servers beside the plan's, as environment variables.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -54,7 +56,13 @@ impl Sale {
     /// One offer, and servers as the plan has them.
     #[must_use]
     pub fn of(total: u32) -> Self {
-        Self { total, offers: 1, variables: Vec::new() }
+        Self { total, offers: 1, segments: 1, variables: Vec::new() }
+    }
+
+    /// The same with the stock of each offer in so many segments.
+    #[must_use]
+    pub fn in_segments(self, segments: u32) -> Self {
+        Self { segments, ..self }
     }
 
     /// The same with one more setting.
@@ -112,12 +120,12 @@ impl Bed {
         let offer = offers.first().cloned();
         let offer = offer.ok_or_else(|| Error::Usage("a sale of nothing".to_owned()))?;
         let engine_id = engine_id(&settings).await;
-        let Sale { total, variables, .. } = sale;
+        let Sale { total, segments, variables, .. } = sale;
         let servers = Vec::new();
         let mut bed = Self { settings, servers, offer, offers, variables, engine_id, folder };
         bed.start_server(plan).await?;
         let channel = bed.channel(0).await?;
-        bed.sell(channel, total).await?;
+        bed.sell(channel, total, segments).await?;
         Ok(bed)
     }
 
@@ -201,7 +209,7 @@ impl Bed {
     }
 
     /// Creates, approves and warms up the activity, and waits until it sells.
-    async fn sell(&self, channel: Channel, total: u32) -> Result<(), Error> {
+    async fn sell(&self, channel: Channel, total: u32, segments: u32) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
         let now = std::time::SystemTime::now();
         let spec = pb::ActivitySpec {
@@ -210,7 +218,7 @@ impl Bed {
             start_time: Some((now - Duration::from_secs(1)).into()),
             end_time: Some((now + Duration::from_secs(24 * 3_600)).into()),
             retention: None,
-            offers: self.offers.iter().map(|offer| offer_spec(offer, total)).collect(),
+            offers: self.offers.iter().map(|offer| offer_spec(offer, total, segments)).collect(),
         };
         let mut admin =
             SeckillAdminClient::new(channel.clone()).max_decoding_message_size(16 << 20);
@@ -325,7 +333,7 @@ impl Bed {
     }
 }
 
-fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
+fn offer_spec(offer: &OfferKey, total: u32, segments: u32) -> pb::OfferSpec {
     pb::OfferSpec {
         sku_id: offer.sku_id.to_string(),
         title: "A thing".to_owned(),
@@ -335,7 +343,7 @@ fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
         max_orders_per_user: Some(1),
         max_quantity_per_order: Some(1),
         hold: None,
-        segments: None,
+        segments: i32::try_from(segments).ok(),
     }
 }
 
@@ -343,10 +351,16 @@ fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
 pub(super) async fn engine_id(settings: &Settings) -> Option<u32> {
     let redis = redis_settings(&settings.engine)?;
     let url = url::Url::parse(&redis.url).ok()?;
-    let is_here = matches!(url.host_str()?, "localhost" | "127.0.0.1" | "[::1]");
-    let id = RedisEngine::process_id(&redis).await.ok().flatten().filter(|_| is_here)?;
+    let id = RedisEngine::process_id(&redis).await.ok().flatten()?;
+    is_here(url.host_str()?, id).then_some(id)
+}
+
+/// Whether a Redis on this host, which has that process id there, is a process of this machine.
+pub(super) fn is_here(host: &str, id: u32) -> bool {
+    let is_redis = |name: String| name.contains("redis") || name.contains("valkey");
     // In a container it has another id than here.
-    program_of(id).filter(|name| name.contains("redis") || name.contains("valkey")).map(|_| id)
+    matches!(host, "localhost" | "127.0.0.1" | "[::1]" | "::1")
+        && program_of(id).is_some_and(is_redis)
 }
 
 /// One call with a limit.
