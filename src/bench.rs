@@ -14,7 +14,7 @@
 //! - `script`, `raw`: the engine and the database by themselves; `proxy`: a slow wire.
 //! - Scenarios with goals: [`sold_out`], [`steady`], [`drain`], [`streams`], [`peers`], [`far_redis`],
 //!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`burst`], [`duplicates`],
-//!   [`releases`], [`many_offers`], [`soak`], [`ablations`], [`scale`].
+//!   [`releases`], [`many_offers`], [`segments`], [`soak`], [`ablations`], [`scale`].
 //! - [`report`]: figures and goals; [`html`]: a page of them; [`machine`]: what they were measured on.
 
 pub mod ablations;
@@ -43,6 +43,7 @@ pub mod scale;
 mod scenario;
 pub mod schedule;
 mod script;
+pub mod segments;
 pub mod soak;
 pub mod sold_out;
 pub mod steady;

@@ -48,6 +48,8 @@ pub struct Sale {
     pub offers: usize,
     /// Units of every second offer, where those have another number.
     pub scarce: Option<u32>,
+    /// Of each offer.
+    pub segments: u32,
     /// Settings of the servers beside the plan's, as environment variables.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -56,7 +58,13 @@ impl Sale {
     /// One offer, and servers as the plan has them.
     #[must_use]
     pub fn of(total: u32) -> Self {
-        Self { total, offers: 1, scarce: None, variables: Vec::new() }
+        Self { total, offers: 1, scarce: None, segments: 1, variables: Vec::new() }
+    }
+
+    /// The same with the stock of each offer in so many segments.
+    #[must_use]
+    pub fn in_segments(self, segments: u32) -> Self {
+        Self { segments, ..self }
     }
 
     /// The same with one more setting.
@@ -123,12 +131,12 @@ impl Bed {
         let offer = offers.first().cloned();
         let offer = offer.ok_or_else(|| Error::Usage("a sale of nothing".to_owned()))?;
         let engine_id = engine_id(&settings).await;
-        let Sale { total, scarce, variables, .. } = sale;
+        let Sale { total, scarce, segments, variables, .. } = sale;
         let servers = Vec::new();
         let mut bed = Self { settings, servers, offer, offers, variables, engine_id, folder };
         bed.start_server(plan).await?;
         let channel = bed.channel(0).await?;
-        bed.sell(channel, [total, scarce.unwrap_or(total)]).await?;
+        bed.sell(channel, [total, scarce.unwrap_or(total)], segments).await?;
         Ok(bed)
     }
 
@@ -223,7 +231,7 @@ impl Bed {
 
     /// Creates, approves and warms up the activity, and waits until it sells. The offers take turns
     /// with these totals.
-    async fn sell(&self, channel: Channel, totals: [u32; 2]) -> Result<(), Error> {
+    async fn sell(&self, channel: Channel, totals: [u32; 2], segments: u32) -> Result<(), Error> {
         let activity_id = self.offer.activity_id.to_string();
         let now = std::time::SystemTime::now();
         let spec = pb::ActivitySpec {
@@ -236,7 +244,7 @@ impl Bed {
                 .offers
                 .iter()
                 .zip(totals.into_iter().cycle())
-                .map(|(offer, total)| offer_spec(offer, total))
+                .map(|(offer, total)| offer_spec(offer, total, segments))
                 .collect(),
         };
         let mut admin =
@@ -416,7 +424,7 @@ impl Bed {
     }
 }
 
-fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
+fn offer_spec(offer: &OfferKey, total: u32, segments: u32) -> pb::OfferSpec {
     pb::OfferSpec {
         sku_id: offer.sku_id.to_string(),
         title: "A thing".to_owned(),
@@ -426,7 +434,7 @@ fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
         max_orders_per_user: Some(1),
         max_quantity_per_order: Some(1),
         hold: None,
-        segments: None,
+        segments: i32::try_from(segments).ok(),
     }
 }
 
@@ -434,10 +442,16 @@ fn offer_spec(offer: &OfferKey, total: u32) -> pb::OfferSpec {
 pub(super) async fn engine_id(settings: &Settings) -> Option<u32> {
     let redis = redis_settings(&settings.engine)?;
     let url = url::Url::parse(&redis.url).ok()?;
-    let is_here = matches!(url.host_str()?, "localhost" | "127.0.0.1" | "[::1]");
-    let id = RedisEngine::process_id(&redis).await.ok().flatten().filter(|_| is_here)?;
+    let id = RedisEngine::process_id(&redis).await.ok().flatten()?;
+    is_here(url.host_str()?, id).then_some(id)
+}
+
+/// Whether a Redis on this host, which has that process id there, is a process of this machine.
+pub(super) fn is_here(host: &str, id: u32) -> bool {
+    let is_redis = |name: String| name.contains("redis") || name.contains("valkey");
     // In a container it has another id than here.
-    program_of(id).filter(|name| name.contains("redis") || name.contains("valkey")).map(|_| id)
+    matches!(host, "localhost" | "127.0.0.1" | "[::1]" | "::1")
+        && program_of(id).is_some_and(is_redis)
 }
 
 /// One call with a limit.

@@ -4,7 +4,7 @@ use super::{
     Error, Plan, ablations, burst, drain, duplicates, far_redis, many_offers, overload, peers,
     releases,
     report::{Figure, Run},
-    scale, soak, sold_out, steady, streams, watch,
+    scale, segments, soak, sold_out, steady, streams, watch,
 };
 
 /// What can be measured.
@@ -22,13 +22,14 @@ pub enum Scenario {
     Duplicates,
     Releases,
     ManyOffers,
+    Segments,
     Soak,
     Ablations,
     Scale,
 }
 
 #[cfg(test)]
-pub(super) const ALL_SCENARIOS: [Scenario; 15] = [
+pub(super) const ALL_SCENARIOS: [Scenario; 16] = [
     Scenario::SoldOut,
     Scenario::Overload,
     Scenario::Peers,
@@ -41,6 +42,7 @@ pub(super) const ALL_SCENARIOS: [Scenario; 15] = [
     Scenario::Duplicates,
     Scenario::Releases,
     Scenario::ManyOffers,
+    Scenario::Segments,
     Scenario::Soak,
     Scenario::Ablations,
     Scenario::Scale,
@@ -62,6 +64,7 @@ impl Scenario {
             Self::Duplicates => "duplicates",
             Self::Releases => "releases",
             Self::ManyOffers => "many-offers",
+            Self::Segments => "segments",
             Self::Soak => "soak",
             Self::Ablations => "ablations",
             Self::Scale => "scale",
@@ -82,6 +85,7 @@ impl Scenario {
             Self::Duplicates => duplicates::FIGURES,
             Self::Releases => releases::FIGURES,
             Self::ManyOffers => many_offers::FIGURES,
+            Self::Segments => segments::FIGURES,
             Self::Soak => soak::FIGURES,
             Self::Ablations => ablations::FIGURES,
             Self::Scale => scale::FIGURES,
@@ -106,6 +110,7 @@ impl Scenario {
             Self::Duplicates => Box::pin(duplicates::run(plan, tell)).await,
             Self::Releases => Box::pin(releases::run(plan, tell)).await,
             Self::ManyOffers => Box::pin(many_offers::run(plan, tell)).await,
+            Self::Segments => Box::pin(segments::run(plan, tell)).await,
             Self::Soak => Box::pin(soak::run(plan, tell)).await,
             Self::Ablations => Box::pin(ablations::run(plan, tell)).await,
             Self::Scale => Box::pin(scale::run(plan, tell)).await,

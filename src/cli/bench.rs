@@ -55,6 +55,8 @@ pub enum Bench {
     Releases(Plain),
     /// 10,000 offers, some wanted more than others.
     ManyOffers(Plain),
+    /// One offer in 1 to 8 segments on a Redis Cluster: how much is won, and by which node.
+    Segments(Plain),
     /// A whole sale: most come too late, some ask twice, some give back, others watch.
     Soak(Stormy),
     /// Each trick left out: what is it worth?
@@ -195,6 +197,7 @@ impl Bench {
             Self::Duplicates(Plain { options }) => (Scenario::Duplicates, options, None),
             Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
             Self::ManyOffers(Plain { options }) => (Scenario::ManyOffers, options, None),
+            Self::Segments(Plain { options }) => (Scenario::Segments, options, None),
             Self::Ablations(Plain { options }) => (Scenario::Ablations, options, None),
             Self::Scale(scaled) => return scale(&scaled, context).await,
             Self::Goals(Plain { options }) => return goals(&options, context).await,

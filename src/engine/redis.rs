@@ -38,16 +38,17 @@ mod settings;
 mod switches;
 mod target;
 
+pub use self::{
+    check::Master,
+    settings::{Finding, Level, OpenError, RedisSettings},
+    target::Target,
+};
 use self::{
     dialer::Dialer,
     node::{Node, Way},
     reply::Refused,
     router::Router,
     target::Kind,
-};
-pub use self::{
-    settings::{Finding, Level, OpenError, RedisSettings},
-    target::Target,
 };
 
 /// How often a call is sent on because the slot of its keys is moving; a key takes a moment.
@@ -133,6 +134,18 @@ impl RedisEngine {
         let dialer = Dialer::new(host.clone(), &target, &Arc::new(settings.clone()));
         let info = dialer.info().await?.1;
         Ok(info.get(name).map(str::to_owned))
+    }
+
+    /// The masters of a cluster, in order, and how many of these keys each of them has; none when
+    /// it is no cluster.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn masters(
+        settings: &RedisSettings,
+        keys: &[String],
+    ) -> Result<Vec<Master>, OpenError> {
+        check::masters(settings, keys).await
     }
 
     async fn run(&self, call: &Call) -> Result<Value, EngineError> {

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use tokio::{process::Command, sync::Mutex};
 
-use crate::support::{databases::Fresh, redis_server::RedisServer};
+use crate::support::{cluster::Cluster, databases::Fresh, redis_server::RedisServer};
 
 /// Two at a time would measure each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -205,6 +205,49 @@ async fn many_offers_are_sold_at_once() {
     let report = short("many-offers").await;
     assert_measured(&report, &["many_over_one", "half_p99_ms"]);
     assert!(figure(&report, "offers_sold") > 10.0, "{report}");
+}
+
+#[tokio::test]
+async fn segments_are_shared_by_the_nodes_of_a_cluster() {
+    let (cluster, database) = (Cluster::start().await, Fresh::postgres().await);
+    let (cluster_url, settings) = (cluster.url(), database.settings());
+    let stores =
+        [("SECKILL__ENGINE__URL", &*cluster_url), ("SECKILL__DATABASE__URL", &settings.url)];
+    let report = bench_on(&["segments", SHORT[0], SHORT[1]], &stores).await;
+    database.remove().await;
+    assert_measured(&report, &["eight_over_one", "wins_per_s_of_1", "wins_per_s_of_8"]);
+    assert_measured(&report, &["server_cpu_us_of_1", "server_cpu_us_of_8"]);
+    for segments in [1, 2, 4, 8] {
+        let tried =
+            &report["runs"][0]["details"][format!("{segments} segment(s), by calls in flight")];
+        let (_, tried) = tried.as_object().unwrap().iter().next().unwrap();
+        let nodes = tried["nodes"].as_array().unwrap();
+        assert_eq!(nodes.len(), 3, "{tried}");
+        let of_nodes = nodes.iter().map(|node| node["segments"].as_u64().unwrap());
+        assert_eq!(of_nodes.sum::<u64>(), segments, "{tried}");
+        assert!(nodes.iter().all(|node| node["cores"].is_number()), "{tried}");
+    }
+}
+
+#[tokio::test]
+async fn segments_are_not_measured_without_a_cluster() {
+    let redis = RedisServer::start().await;
+    for engine in [String::new(), redis.url()] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_seckill"))
+            .args(["bench", "segments", "--quick", "--folder", "."])
+            .current_dir(folder.path())
+            .env_clear()
+            .env("SECKILL__ENGINE__URL", &engine)
+            .output()
+            .await
+            .unwrap();
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("name a Redis Cluster on this machine"), "{said}");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    }
+    assert_eq!(redis.command::<i64>(&["DBSIZE"]).await, 0);
 }
 
 #[tokio::test]

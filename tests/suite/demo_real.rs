@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::world::on_every_ground;
+use crate::support::{cluster::Cluster, world::on_every_ground};
 
 async fn demo(variables: &[(&str, &str)], args: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
@@ -57,6 +57,22 @@ async fn the_demo_needs_nothing_and_leaves_nothing() {
 #[tokio::test]
 async fn the_demo_sells_over_segments() {
     assert_sound(&demo(&[], &["--segments", "16"]).await);
+}
+
+#[tokio::test]
+async fn the_demo_sells_over_segments_on_all_masters_of_a_cluster() {
+    let cluster = Cluster::start().await;
+    assert_sound(&demo(&[], &["--segments", "16", "--engine-url", &cluster.url()]).await);
+    let mut of_masters = Vec::new();
+    for master in cluster.masters() {
+        let mut buyers = 0;
+        for key in master.command::<Vec<String>>(&["KEYS", "sk:*:buyers"]).await {
+            buyers += master.command::<u64>(&["SCARD", &key]).await;
+        }
+        of_masters.push(buyers);
+    }
+    assert_eq!(of_masters.iter().sum::<u64>(), 1_000, "{of_masters:?}");
+    assert!(!of_masters.contains(&0), "{of_masters:?}");
 }
 
 on_every_ground! {

@@ -1,6 +1,10 @@
 //! The check of histories refuses what can't be true, and nothing else.
 
-use std::time::Duration;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    time::{Duration, Instant},
+};
 
 use crate::support::history::{Answer, Ask, AtRest, Call, History, Order};
 
@@ -351,6 +355,40 @@ fn one_bad_answer_fails_the_whole_check() {
     refused(of(1, bad).check(GRACE, &at_rest), "oversold");
 }
 
+/// An offer that is right, one order for each buyer.
+struct Counter {
+    free: u64,
+    /// 0 for what was given back.
+    held: HashMap<String, u64>,
+}
+
+impl Counter {
+    fn answer(&mut self, ask: &Ask) -> Answer {
+        let free = self.free;
+        match ask {
+            Ask::Reserve { quantity, names, .. } => match self.held.get(names) {
+                Some(0) => Answer::Released,
+                Some(_) => told(names),
+                None if free == 0 => Answer::SoldOut,
+                None if free < *quantity => Answer::Insufficient { remaining: free },
+                None => {
+                    self.free -= quantity;
+                    self.held.insert(names.clone(), *quantity);
+                    told(names)
+                }
+            },
+            Ask::Release { reservation_id } => match self.held.get_mut(reservation_id) {
+                None => Answer::NotReserved,
+                Some(0) => Answer::AlreadyReleased,
+                Some(units) => {
+                    self.free += std::mem::take(units);
+                    Answer::Released
+                }
+            },
+        }
+    }
+}
+
 /// Calls on a counter that is right: each has its effect at a moment between call and answer, and
 /// of some the answer is lost, or the call.
 fn simulated(random: &mut fastrand::Rng, total: u64, most_units: u64) -> Vec<Call> {
@@ -382,32 +420,12 @@ fn simulated(random: &mut fastrand::Rng, total: u64, most_units: u64) -> Vec<Cal
         }
     }
     calls.sort_by_key(|(effect, _)| *effect);
-    let (mut free, mut held) = (total, std::collections::HashMap::<String, u64>::new());
+    let mut counter = Counter { free: total, held: HashMap::new() };
     for (effect, call) in &mut calls {
         if *effect == u64::MAX {
             continue;
         }
-        let answer = match &call.ask {
-            Ask::Reserve { quantity, names, .. } => match held.get(names) {
-                Some(0) => Answer::Released,
-                Some(_) => told(names),
-                None if free == 0 => Answer::SoldOut,
-                None if free < *quantity => Answer::Insufficient { remaining: free },
-                None => {
-                    free -= quantity;
-                    held.insert(names.clone(), *quantity);
-                    told(names)
-                }
-            },
-            Ask::Release { reservation_id } => match held.get_mut(reservation_id) {
-                None => Answer::NotReserved,
-                Some(0) => Answer::AlreadyReleased,
-                Some(units) => {
-                    free += std::mem::take(units);
-                    Answer::Released
-                }
-            },
-        };
+        let answer = counter.answer(&call.ask);
         if let Some((_, told)) = &mut call.returned {
             *told = answer;
         }
@@ -441,4 +459,85 @@ fn a_counter_that_has_one_unit_more_is_found_out() {
         found += usize::from(history.is_linearizable().is_err());
     }
     assert!(found > 80, "{found} of 100");
+}
+
+/// Far more buyers than units, from 64 clients who each ask the next thing when they are answered;
+/// some answers take a hundred times as long as others. When `early` buyers have come, the counter
+/// is away for a while: no call is answered, each is repeated, and a few of them count all the same.
+fn stormy(seed: u64, early: u64) -> History {
+    const UNITS: u64 = 400;
+    const AWAY: std::ops::Range<u64> = 800..2_800;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut counter = Counter { free: UNITS, held: HashMap::new() };
+    let mut calls: Vec<Call> = Vec::new();
+    let mut buyers = 0..1_400;
+    // What each client asks next, the last first; and when it asks, or a call has its effect.
+    let mut plans: Vec<Vec<Call>> = vec![Vec::new(); 64];
+    let mut moments: BinaryHeap<Reverse<(u64, usize, Option<usize>)>> =
+        (0..plans.len()).map(|client| Reverse((random.u64(0..5), client, None))).collect();
+    while let Some(Reverse((at, client, effect))) = moments.pop() {
+        let slowest = [6, 15, 60, 450][random.usize(0..4)];
+        let Some(nth) = effect else {
+            if at < AWAY.start && buyers.start >= early {
+                moments.push(Reverse((AWAY.start, client, None)));
+                continue;
+            }
+            let first = |buyer| reserve(&format!("buyer-{buyer}/1"), 1, 0, 0, Answer::Refused);
+            if let Some(call) = plans[client].pop().or_else(|| buyers.next().map(first)) {
+                calls.push(Call { invoked: ms(at), returned: None, ..call });
+                let effect = at + random.u64(0..slowest);
+                moments.push(Reverse((effect, client, Some(calls.len() - 1))));
+            }
+            continue;
+        };
+        let call = calls[nth].clone();
+        if AWAY.contains(&at) {
+            if random.u8(0..10) == 0 {
+                counter.answer(&call.ask);
+            }
+            plans[client].push(call);
+            moments.push(Reverse((at + random.u64(5..50), client, None)));
+            continue;
+        }
+        let answer = counter.answer(&call.ask);
+        let end = at + random.u64(0..slowest);
+        if let (Answer::Reserved { reservation_id, .. }, true) = (&answer, plans[client].is_empty())
+        {
+            // One of twenty gives it back, two ask once more.
+            match random.u8(0..20) {
+                0 | 1 => plans[client].push(call.clone()),
+                2 => plans[client].push(release(reservation_id, 0, 0, Answer::Refused)),
+                _ => {}
+            }
+        }
+        calls[nth].returned = Some((ms(end), answer));
+        moments.push(Reverse((end + 1, client, None)));
+    }
+    History { rebuilds: vec![(ms(AWAY.start - 3), ms(AWAY.end + 1))], ..of(UNITS, calls) }
+}
+
+#[test]
+fn an_order_of_a_storm_around_an_outage_is_found_in_no_time() {
+    for seed in 20..30 {
+        let history = stormy(seed, 400);
+        let begun = Instant::now();
+        if let Err(wrong) = history.is_linearizable() {
+            panic!("seed {seed}, {} calls: {wrong}", history.calls.len());
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "seed {seed}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_wrong_answer_in_a_storm_around_an_outage_is_found() {
+    for seed in 0..5 {
+        let history = stormy(seed, 200);
+        accepted(history.is_linearizable());
+        // One winner too many.
+        refused(History { total: 399, ..history.clone() }.is_linearizable(), "no order explains");
+        // Turned away while half of it was left.
+        let mut calls = history.calls.clone();
+        calls.push(reserve("eve/1", 1, 2_802, 2_804, Answer::SoldOut));
+        refused(History { calls, ..history }.is_linearizable(), "eve");
+    }
 }

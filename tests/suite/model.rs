@@ -24,12 +24,15 @@ use engine::{Kind, Stage};
 use expected::Id;
 
 /// Steps of all sequences together for one engine, unless SECKILL_MODEL_STEPS says how many.
-const STEPS: u32 = 5_000;
+const STEPS: u32 = 4_200;
 /// The longest sequence.
 const LONGEST: u32 = 80;
 
 const BUYERS: u8 = 4;
 const REQUESTS: u8 = 3;
+/// An offer has one, or so many: then most homes have too few, and nobody has as many as she may ask
+/// for once each has sold something.
+const MOST_SEGMENTS: u32 = 3;
 
 /// What fails on the way of a Reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +114,17 @@ enum Step {
         id: Id,
     },
     Lose(Loss),
+    /// A server dies while it moves units to another segment: it has sent them off, they have
+    /// arrived, or they are forgotten where they were.
+    Transfer {
+        server: usize,
+        source: u32,
+        target: u32,
+        scripts: u8,
+    },
+    Balance {
+        server: usize,
+    },
     /// A server dies between two calls, and another one starts in its place.
     Crash {
         server: usize,
@@ -171,17 +185,24 @@ fn step() -> impl Strategy<Value = Step> {
         1 => id().prop_map(|id| Step::DeadLetter { id }),
         4 => loss.prop_map(Step::Lose),
         2 => server().prop_map(|server| Step::Crash { server }),
+        4 => (server(), 0..MOST_SEGMENTS, 1..MOST_SEGMENTS, 1..=3u8)
+            .prop_map(|(server, source, far, scripts)| {
+                Step::Transfer { server, source, target: (source + far) % MOST_SEGMENTS, scripts }
+            }),
+        1 => server().prop_map(|server| Step::Balance { server }),
     ]
 }
 
-/// The sale ends in some of the sequences only, and never at once.
-fn sequence() -> impl Strategy<Value = Vec<Step>> {
+/// Of how many segments the offer is, and what happens. The sale ends in some of the sequences only,
+/// and never at once.
+fn sequence() -> impl Strategy<Value = (u32, Vec<Step>)> {
+    let segments = prop_oneof![2 => Just(1), 1 => Just(MOST_SEGMENTS)];
     let steps = collection::vec(step(), 1..LONGEST as usize);
-    (steps, 0..4u8, server()).prop_map(|(mut steps, ends, server)| {
+    (segments, steps, 0..4u8, server()).prop_map(|(segments, mut steps, ends, server)| {
         if ends == 0 {
             steps.insert(steps.len() * 3 / 4, Step::End { server });
         }
-        steps
+        (segments, steps)
     })
 }
 
@@ -197,10 +218,11 @@ fn run(steps: u32, engine: Kind, fresh: impl AsyncFn() -> Fresh) {
         ..Config::default()
     });
     let stage = runtime.block_on(Stage::open(engine));
-    let outcome = runner.run(&sequence(), |steps| {
+    let outcome = runner.run(&sequence(), |(segments, steps)| {
         runtime.block_on(async {
             let mut outcome = Ok(());
-            let test = async |fresh: &Fresh| outcome = real::run(&stage, fresh, &steps).await;
+            let test =
+                async |fresh: &Fresh| outcome = real::run(&stage, fresh, segments, &steps).await;
             databases::run(fresh().await, test).await;
             outcome.map_err(TestCaseError::fail)
         })

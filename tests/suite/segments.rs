@@ -675,9 +675,7 @@ async fn sixteen_segments_lie_on_all_masters_of_a_cluster_and_sell_every_unit() 
         };
         storm.rage(&server, meddle).await;
         assert!(server.parts.recovery.rebuilds() >= 1, "a third of the segments was lost");
-        // What lies on the masters that live sells on until the rebuild reaches it, so its time is
-        // not known to the moment.
-        storm.settle_in_any_order(&server).await;
+        storm.settle(&server).await;
         let world = World { parts: server.parts.clone(), settings };
         assert_no_difference(&world, &key).await;
         server.stop().await;

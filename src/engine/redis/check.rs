@@ -32,6 +32,43 @@ pub(super) async fn check(settings: &RedisSettings) -> Result<Vec<Finding>, Open
     }
 }
 
+/// A master of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Master {
+    pub host: String,
+    pub port: u16,
+    /// The process, as itself knows it: on its machine, in its container.
+    pub process_id: Option<u32>,
+    /// How many of the keys that were asked about belong there.
+    pub keys: usize,
+}
+
+/// See [`super::RedisEngine::masters`].
+///
+/// # Errors
+/// [`OpenError`] when nobody tells who they are, or one of them can't be asked.
+pub(super) async fn masters(
+    settings: &RedisSettings,
+    keys: &[String],
+) -> Result<Vec<Master>, OpenError> {
+    let look = Look { target: settings.target()?, settings: Arc::new(settings.clone()) };
+    if look.target.kind != Kind::Cluster {
+        return Ok(Vec::new());
+    }
+    let view = look.view().await?;
+    let mut masters = Vec::new();
+    for host in view.masters() {
+        let info = look.dialer(&host).info().await?.1;
+        masters.push(Master {
+            process_id: info.get("process_id").and_then(|id| id.parse().ok()),
+            keys: keys.iter().filter(|key| view.master_of(key) == Some(&host)).count(),
+            host: host.name,
+            port: host.port,
+        });
+    }
+    Ok(masters)
+}
+
 struct Look {
     target: Target,
     settings: Arc<RedisSettings>,

@@ -80,6 +80,13 @@ impl View {
         replicas
     }
 
+    /// Who serves the slot of this key.
+    pub(super) fn master_of(&self, key: &str) -> Option<&Host> {
+        let slot = slot_of(key);
+        let range = self.ranges.iter().find(|range| (range.first..=range.last).contains(&slot));
+        range.map(|range| &range.master)
+    }
+
     /// How many slots nobody serves.
     pub(super) fn uncovered(&self) -> usize {
         let covered = self.ranges.iter().map(|range| usize::from(range.last - range.first) + 1);

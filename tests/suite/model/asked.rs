@@ -7,8 +7,10 @@ use seckill::{
         BuyerId, ConfirmOutcome, ReleaseOutcome, RequestId, ReservationQuery, ReservationState,
         ReserveOutcome,
     },
+    engine::scripts::{Arrived, SentOff},
     error::Error,
     outbox::sweeper::sweep,
+    transfers,
 };
 
 use super::{
@@ -33,6 +35,12 @@ impl Real<'_> {
         }
         let was_lost = self.lost.is_some() && self.model.refusal(quantity).is_none();
         let offer = self.servers[server].0.offer(&self.key).await;
+        // The one reply that is lost is the home's, which may have too few and gets them later.
+        let home_is_short = self.segments > 1 && self.lost.is_none() && {
+            let home = offer.segments.home_of(&buyer(id.buyer)).number as usize;
+            let all = offer.segments.levels_of_each().await.unwrap();
+            all.is_ok_and(|all| all[home].stock < u64::from(quantity))
+        };
         let is_behind = offer.epoch() < self.servers[server].0.sql_epoch(&self.key).await;
         let mut heard = self.ask_reserve(server, id, quantity).await?;
         self.rest().await;
@@ -51,6 +59,11 @@ impl Real<'_> {
         if is_behind && fault == ReserveFault::ReplyLost && heard == Heard::Undecided {
             // It called under an old epoch, so what it did not hear was a refusal.
             return Ok(());
+        }
+        let takes_later = home_is_short && self.model.asks_for_units(id, quantity);
+        if takes_later && fault == ReserveFault::ReplyLost {
+            gate.open();
+            return must("a reserve whose refusal is lost", heard, Heard::Undecided);
         }
         let expected = self.model.reserve(id, quantity, fault);
         if self.model.fates.get(&id).is_some_and(|fate| fate.state == State::Taken) {
@@ -291,6 +304,43 @@ impl Real<'_> {
             must("holds that were over", expired as u64, due)?;
         }
         Ok(())
+    }
+
+    /// The first so many scripts of a transfer, and nobody is there for the others.
+    pub(super) async fn transfer(
+        &mut self,
+        server: usize,
+        source: u32,
+        target: u32,
+        scripts: u8,
+    ) -> Result<(), String> {
+        let offer = self.servers[server].0.offer(&self.key).await;
+        let epoch = offer.epoch();
+        let failed = |error| format!("a transfer: {error:?}");
+        let segments = (offer.segments.get(source), offer.segments.get(target));
+        let (Some(from), Some(to)) = segments else { return Ok(()) };
+        let sent = from.scripts.transfer_out(epoch, target, 1).await.map_err(failed)?;
+        let Ok(SentOff::Out { sequence, units }) = sent else { return Ok(()) };
+        if scripts >= 2 {
+            let arrived = to.scripts.transfer_in(epoch, source, sequence, units).await;
+            if let Arrived::Retry { .. } = arrived.map_err(failed)? {
+                return Ok(());
+            }
+        }
+        if scripts >= 3 {
+            from.scripts.transfer_done(epoch, target, sequence).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn balance(&mut self, server: usize) -> Result<(), String> {
+        let world = &self.servers[server].0;
+        let offer = world.offer(&self.key).await;
+        match transfers::balance(&world.parts.recovery, &offer).await {
+            // Units may be on their way already.
+            Ok(_) => Ok(()),
+            other => undecided(other.map(|_| ())).map(|_| ()),
+        }
     }
 
     pub(super) async fn end(&mut self, server: usize) -> Result<(), String> {

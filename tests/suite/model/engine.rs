@@ -69,7 +69,8 @@ impl Real<'_> {
             Loss::GoesBack { steps, failed_over } => {
                 let dump = self.dumps[&nth.saturating_sub(steps)].clone();
                 let (now, then) = (meta(&self.dump().await), meta(&dump));
-                let same_server = now.2 == then.2;
+                // Of several segments each would have to have seen more.
+                let same_server = now.2 == then.2 && self.segments == 1;
                 if same_server && !failed_over && now == then {
                     return;
                 }
@@ -97,10 +98,19 @@ impl Real<'_> {
         }
     }
 
-    /// Runs a script on the keys of the offer, past the servers.
+    /// Runs a script on the keys of each segment of the offer, past the servers.
     pub(super) async fn script(&self, script: Script, args: &[&[u8]]) {
-        let args = args.iter().map(|arg| arg.to_vec()).collect();
-        let call = Call { script, keys: keys::segment(&self.key, 0), args };
+        for number in 0..self.segments {
+            let args = args.iter().map(|arg| arg.to_vec()).collect();
+            let call = Call { script, keys: keys::segment(&self.key, number), args };
+            self.engine.eval(call).await.unwrap();
+        }
+    }
+
+    /// Runs one command, past the servers.
+    async fn command(&self, words: &[&[u8]]) {
+        let args = words.iter().map(|word| word.to_vec()).collect();
+        let call = Call { script: COMMAND, keys: keys::segment(&self.key, 0), args };
         self.engine.eval(call).await.unwrap();
     }
 
@@ -114,41 +124,45 @@ impl Real<'_> {
 
     /// The engine holds this and nothing else.
     async fn restore(&self, dump: &Dump) {
-        for key in keys::segment(&self.key, 0).iter() {
-            self.script(COMMAND, &[b"DEL", key.as_bytes()]).await;
+        for number in 0..self.segments {
+            for key in keys::segment(&self.key, number).iter() {
+                self.command(&[b"DEL", key.as_bytes()]).await;
+            }
         }
         for (key, value) in dump {
             let key = key.as_bytes();
             match &value.content {
-                DumpedContent::Text(text) => self.script(COMMAND, &[b"SET", key, text]).await,
+                DumpedContent::Text(text) => self.command(&[b"SET", key, text]).await,
                 DumpedContent::Hash(fields) => {
                     for (field, value) in fields {
-                        self.script(COMMAND, &[b"HSET", key, field, value]).await;
+                        self.command(&[b"HSET", key, field, value]).await;
                     }
                 }
                 DumpedContent::Set(members) => {
                     for member in members {
-                        self.script(COMMAND, &[b"SADD", key, member]).await;
+                        self.command(&[b"SADD", key, member]).await;
                     }
                 }
                 DumpedContent::SortedSet(members) => {
                     for (member, score) in members {
-                        self.script(COMMAND, &[b"ZADD", key, score.as_bytes(), member]).await;
+                        self.command(&[b"ZADD", key, score.as_bytes(), member]).await;
                     }
                 }
             }
             if let Some(at) = value.expires_at {
-                self.script(COMMAND, &[b"PEXPIREAT", key, &arg(at)]).await;
+                self.command(&[b"PEXPIREAT", key, &arg(at)]).await;
             }
         }
     }
 
     /// The engine is another server from here on, with the same data.
     pub(super) async fn change_identity(&mut self) {
-        let meta_key = keys::segment(&self.key, 0)[5].clone();
-        if self.dump().await.contains_key(&meta_key) {
-            let words: [&[u8]; 4] = [b"HSET", meta_key.as_bytes(), b"server", b"another"];
-            self.script(COMMAND, &words).await;
+        let dump = self.dump().await;
+        for number in 0..self.segments {
+            let meta_key = keys::segment(&self.key, number)[5].clone();
+            if dump.contains_key(&meta_key) {
+                self.command(&[b"HSET", meta_key.as_bytes(), b"server", b"another"]).await;
+            }
         }
         if let Some(lost) = &mut self.lost {
             lost.only_seen = false;
@@ -156,7 +170,7 @@ impl Real<'_> {
     }
 }
 
-/// Epoch, revision and server of the segment that was dumped.
+/// Epoch, revision and server of the first segment that was dumped.
 fn meta(dump: &Dump) -> (u64, u64, Vec<u8>) {
     let meta = dump.iter().find(|(key, _)| key.ends_with(":meta"));
     let Some((_, Dumped { content: DumpedContent::Hash(fields), .. })) = meta else {

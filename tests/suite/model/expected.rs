@@ -115,6 +115,13 @@ impl Model {
         }
     }
 
+    /// Whether a Reserve of this request needs units.
+    pub(super) fn asks_for_units(&self, id: Id, quantity: u32) -> bool {
+        let held = self.fates.iter().filter(|(of, fate)| of.buyer == id.buyer && fate.in_engine);
+        let is_new = !self.fates.contains_key(&id) && held.count() < MAX_ORDERS;
+        is_new && self.refusal(quantity).is_none()
+    }
+
     /// A Reserve on a healthy engine: what is heard, if the reply is not lost.
     pub(super) fn reserve(&mut self, id: Id, quantity: u32, fault: ReserveFault) -> Heard {
         if let Some(refusal) = self.refusal(quantity) {

@@ -45,6 +45,7 @@ pub(super) struct Real<'a> {
     pub(super) engine: Arc<dyn Engine>,
     pub(super) servers: Vec<(World, Arc<Gate>)>,
     pub(super) key: OfferKey,
+    pub(super) segments: u32,
     pub(super) model: Model,
     pub(super) lost: Option<Lost>,
     /// Requests that the engine alone has had: when it goes back, it may have them again.
@@ -55,8 +56,13 @@ pub(super) struct Real<'a> {
 }
 
 /// Runs one sequence in a new database; says what went wrong, and after which steps.
-pub(super) async fn run(stage: &Stage, fresh: &Fresh, steps: &[Step]) -> Result<(), String> {
-    let mut real = Real::open(stage, fresh).await;
+pub(super) async fn run(
+    stage: &Stage,
+    fresh: &Fresh,
+    segments: u32,
+    steps: &[Step],
+) -> Result<(), String> {
+    let mut real = Real::open(stage, fresh, segments).await;
     // The engine's state is kept in front of the steps that some loss goes back to.
     let kept: BTreeSet<usize> = steps
         .iter()
@@ -75,14 +81,14 @@ pub(super) async fn run(stage: &Stage, fresh: &Fresh, steps: &[Step]) -> Result<
             wrong => wrong,
         };
         if let Err(wrong) = outcome {
-            return Err(story(&wrong, &steps[..=nth]));
+            return Err(story(&wrong, segments, &steps[..=nth]));
         }
     }
-    real.settle().await.map_err(|wrong| story(&format!("at the end, {wrong}"), steps))
+    real.settle().await.map_err(|wrong| story(&format!("at the end, {wrong}"), segments, steps))
 }
 
-fn story(wrong: &str, steps: &[Step]) -> String {
-    let mut story = format!("{wrong}\nafter");
+fn story(wrong: &str, segments: u32, steps: &[Step]) -> String {
+    let mut story = format!("{wrong}\nwith {segments} segment(s), after");
     for (nth, step) in steps.iter().enumerate() {
         write!(story, "\n  {nth}: {step:?}").unwrap();
     }
@@ -101,7 +107,7 @@ pub(super) fn must<T: PartialEq + std::fmt::Debug>(
 }
 
 impl<'a> Real<'a> {
-    async fn open(stage: &'a Stage, fresh: &'a Fresh) -> Self {
+    async fn open(stage: &'a Stage, fresh: &'a Fresh, segments: u32) -> Self {
         let mut settings = Ground::embedded(fresh).settings();
         settings.outbox.backoff_ms = 1;
         let (embedded, engine) = match &stage.redis {
@@ -125,6 +131,7 @@ impl<'a> Real<'a> {
                 activity_id: ActivityId::new("sale").unwrap(),
                 sku_id: SkuId::new("sku-1").unwrap(),
             },
+            segments,
             model: Model::default(),
             lost: None,
             ghosts: BTreeSet::new(),
@@ -133,6 +140,7 @@ impl<'a> Real<'a> {
         };
         let sale = Sale {
             total: TOTAL,
+            segments,
             max_orders: u32::try_from(MAX_ORDERS).unwrap(),
             max_quantity: MAX_QUANTITY,
             hold: Some(Duration::from_secs(600)),
@@ -185,6 +193,10 @@ impl<'a> Real<'a> {
                 }
             }
             Step::Lose(loss) => self.lose(nth, *loss).await,
+            Step::Transfer { server, source, target, scripts } => {
+                self.transfer(*server, *source, *target, *scripts).await?;
+            }
+            Step::Balance { server } => self.balance(*server).await?,
             Step::Crash { server } => {
                 if self.lost.as_ref().is_some_and(|lost| lost.only_seen) {
                     // Who has not seen it can tell by the server's identity only.
@@ -240,7 +252,7 @@ impl<'a> Real<'a> {
                 if fate.state == State::Releasing {
                     let buyer = BuyerId::new(&buyer(id.buyer)).unwrap();
                     let id = reservation_id(&self.key, *id);
-                    let found = offer.segments.first().scripts.find(&id, &buyer).await;
+                    let found = offer.segments.home(&buyer).scripts.find(&id, &buyer).await;
                     fate.in_engine = matches!(found, Ok(Ok((_, Found::Held { .. }))));
                     fate.acknowledged = fate.in_engine;
                 }
@@ -254,6 +266,17 @@ impl<'a> Real<'a> {
             return Ok(());
         }
         let world = &self.servers[0].0;
+        if self.segments > 1 {
+            // While units are on their way the books wait for them, and nobody finishes it here.
+            let levels = world.offer(&self.key).await.levels().await;
+            let levels = levels.map_err(|error| format!("{error:?}"))?;
+            let levels = levels.map_err(|refusal| format!("{refusal:?}"))?;
+            let held = self.model.units(|fate| fate.in_engine);
+            must("what is left and held", (levels.stock, levels.held), (TOTAL - held, held))?;
+            if levels.out > 0 {
+                return Ok(());
+            }
+        }
         let books = world.read_books(&self.key).await.map_err(|error| format!("{error:?}"))?;
         let model = &self.model;
         let units = |is: fn(&Fate) -> bool| i64::try_from(model.units(is)).unwrap();
@@ -288,6 +311,8 @@ impl<'a> Real<'a> {
         }
         self.sweep(0).await?;
         self.rest().await;
+        let levels = self.servers[0].0.levels(&self.key).await;
+        must("what is on its way behind a sweep", levels.out, 0)?;
         self.poll(1).await?;
         self.rest().await;
         self.compare().await?;

@@ -75,7 +75,7 @@ impl Cluster {
             let epoch = (at + 1).to_string();
             server.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
         }
-        for (at, master) in self.servers[..MASTERS].iter().enumerate() {
+        for (at, master) in self.masters().iter().enumerate() {
             let (first, last) = (at * SLOTS / MASTERS, (at + 1) * SLOTS / MASTERS - 1);
             let (first, last) = (first.to_string(), last.to_string());
             master.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
@@ -100,7 +100,7 @@ impl Cluster {
             let id: String = self.servers[at].command(&["CLUSTER", "MYID"]).await;
             replica.command::<()>(&["CLUSTER", "REPLICATE", &id]).await;
         }
-        for master in &self.servers[..MASTERS] {
+        for master in self.masters() {
             master.command::<i64>(&["PUBLISH", "anything", "at all"]).await;
         }
         within(limit, "the cluster is well", async || {
@@ -121,6 +121,11 @@ impl Cluster {
         .await;
     }
 
+    /// Those that begin as masters.
+    pub(crate) fn masters(&self) -> &[RedisServer] {
+        &self.servers[..MASTERS]
+    }
+
     /// Three of its members.
     pub(crate) fn url(&self) -> String {
         self.url_of("")
@@ -128,7 +133,8 @@ impl Cluster {
 
     /// The same, for somebody, as in `user:password@`.
     pub(crate) fn url_of(&self, login: &str) -> String {
-        let hosts: Vec<String> = self.servers[..MASTERS]
+        let hosts: Vec<String> = self
+            .masters()
             .iter()
             .map(|server| format!("127.0.0.1:{}", server.known_port()))
             .collect();

@@ -203,8 +203,7 @@ impl Storm {
         assert_history(&self.log, &world, &self.key, 1).await;
     }
 
-    /// The same after a slot has moved, and for segments on several masters: nobody can tell exactly
-    /// when all of it sold again.
+    /// The same after a slot has moved: whoever looks when it sells again is held up, too.
     pub(crate) async fn settle_in_any_order(&self, server: &Server) {
         let world = self.finish(server).await;
         assert_history_in_any_order(&self.log, &world, &self.key).await;

@@ -5,7 +5,9 @@
 //! choose otherwise when it ends in a contradiction (Wing and Gong's search in Lowe's form). What
 //! changes nothing takes place as soon as it is right, everything else as late as it can. Where
 //! every call is about one unit it does not matter whose it is, so what must take place first
-//! stands for all of its kind, and the search hardly ever goes back.
+//! stands for all of its kind. Somebody who was turned away needs a moment at which nothing is
+//! free; so before a unit comes back the search chooses whether all that is free is taken first, or
+//! nothing of it, and hardly ever goes back.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -63,7 +65,18 @@ fn check_span(history: &History, from: Duration, to: Duration) -> Result<(), Str
         let returned = call.returned.as_ref().map(|(at, _)| *at);
         Op { call, invoked: call.invoked, returned }
     }));
-    Search::new(ops, state).run()
+    Search::new(needed(ops), state).run()
+}
+
+/// Without the calls of unknown end that can do nothing which another one, made earlier for the same
+/// reservation, could not do: nobody can tell them apart.
+fn needed(mut ops: Vec<Op<'_>>) -> Vec<Op<'_>> {
+    ops.sort_by_key(|op| op.invoked);
+    let mut unknown = HashSet::new();
+    ops.retain(|op| {
+        op.returned.is_some() || unknown.insert((op.reservation().to_owned(), op.is_reserve()))
+    });
+    ops
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -72,12 +85,21 @@ enum Event {
     Returned(usize),
 }
 
+/// What takes place before an answer.
+#[derive(Debug, Clone, Copy)]
+enum Next {
+    One(usize),
+    /// Whatever takes a unit, until nothing is free.
+    AllThatIsFree,
+}
+
 /// A place where the search chose, and what else it could have chosen.
 #[derive(Debug)]
 struct Choice {
     event: usize,
     trail: usize,
-    rest: Vec<usize>,
+    waiting: u128,
+    rest: Vec<Next>,
 }
 
 #[derive(Debug)]
@@ -94,11 +116,13 @@ struct Search<'a> {
     /// Calls that were made, must take place and did not yet; and those that need not.
     due: BTreeSet<usize>,
     open: BTreeSet<usize>,
+    /// A hash of both.
+    waiting: u128,
     /// What was done so far: a call that was made, or one that took place.
     trail: Vec<(usize, Option<Effect>)>,
     choices: Vec<Choice>,
-    /// From where nothing leads on: the event, and what took place early.
-    dead_ends: HashSet<(usize, BTreeSet<usize>, BTreeSet<usize>)>,
+    /// From where nothing leads on: the event, and the hash of what waits there.
+    dead_ends: HashSet<(usize, u128)>,
 }
 
 impl<'a> Search<'a> {
@@ -125,6 +149,7 @@ impl<'a> Search<'a> {
             state,
             due: BTreeSet::new(),
             open: BTreeSet::new(),
+            waiting: 0,
             trail: Vec::new(),
             choices: Vec::new(),
             dead_ends: HashSet::new(),
@@ -154,7 +179,8 @@ impl<'a> Search<'a> {
                         let story = format!("with {free} units free: {:?}", self.ops[op].call);
                         furthest = (at, story);
                     }
-                    self.choices.push(Choice { event: at, trail: self.trail.len(), rest });
+                    let (trail, waiting) = (self.trail.len(), self.waiting);
+                    self.choices.push(Choice { event: at, trail, waiting, rest });
                 }
             }
             tried += 1;
@@ -169,43 +195,59 @@ impl<'a> Search<'a> {
     /// Takes the next option of the last choice that has one.
     fn choose(&mut self) -> Option<usize> {
         while let Some(choice) = self.choices.last_mut() {
-            let (event, trail) = (choice.event, choice.trail);
+            let (event, trail, waiting) = (choice.event, choice.trail, choice.waiting);
             let next = choice.rest.pop();
             while self.trail.len() > trail {
                 self.step_back();
             }
-            if let Some(op) = next {
-                self.place(op);
-                return Some(event);
+            match next {
+                Some(Next::One(op)) => self.place(op),
+                Some(Next::AllThatIsFree) => self.take_all_that_is_free(),
+                None => {
+                    self.choices.pop();
+                    self.dead_ends.insert((event, waiting));
+                    continue;
+                }
             }
-            self.choices.pop();
-            self.dead_ends.insert((event, self.due.clone(), self.open.clone()));
+            return Some(event);
         }
         None
     }
 
     fn is_dead_end(&self, event: usize) -> bool {
-        !self.dead_ends.is_empty()
-            && self.dead_ends.contains(&(event, self.due.clone(), self.open.clone()))
+        self.dead_ends.contains(&(event, self.waiting))
+    }
+
+    fn take_all_that_is_free(&mut self) {
+        while self.state.free > 0
+            && let Some(take) = self.takes().first()
+        {
+            self.place(*take);
+        }
+    }
+
+    /// What may take a unit now, in the order of [`Search::options`].
+    fn takes(&self) -> Vec<usize> {
+        let waiting = self.due.iter().chain(&self.open).copied();
+        let mut takes: Vec<usize> = waiting.filter(|op| self.is_take(*op)).collect();
+        takes.sort_by_key(|&op| (self.deadlines[op].is_none(), self.deadlines[op]));
+        takes
     }
 
     /// What may take place before this answer, the most promising first.
-    fn options(&self, op: usize) -> Vec<usize> {
+    fn options(&self, op: usize) -> Vec<Next> {
         let effect = self.state.effect(&self.ops[op]);
+        if self.one_unit_each
+            && let Some(effect) = effect
+        {
+            return self.options_of_right(op, effect);
+        }
         let right = |other: &usize| self.state.effect(&self.ops[*other]).is_some();
         let mut others: Vec<usize> =
             self.due.iter().chain(&self.open).copied().filter(right).filter(|o| *o != op).collect();
-        // Units are about to come back: the last moment for who was turned away.
-        let is_last_moment = matches!(effect, Some(Effect::GiveBack(_)))
-            && self.due.iter().any(|other| self.ops[*other].wants_few_free());
         if self.one_unit_each {
-            let takes = others.iter().filter(|other| self.is_take(**other)).count() as u64;
-            others.retain(|&other| match effect {
-                Some(_) => is_last_moment && self.is_take(other) && takes >= self.state.free,
-                None => {
-                    self.same_buyer(op, other)
-                        || self.is_take(other) == self.ops[op].wants_few_free()
-                }
+            others.retain(|&other| {
+                self.same_buyer(op, other) || self.is_take(other) == self.ops[op].wants_few_free()
             });
         }
         // Of the same buyer first; what need not take place comes last.
@@ -214,19 +256,36 @@ impl<'a> Search<'a> {
             (!self.same_buyer(op, other), deadline.is_none(), deadline)
         });
         if self.one_unit_each {
-            // What must take place first is as good as any after it.
+            // What must take place first is as good as any after it; and of what need not take place
+            // one is as good as the other.
             let mut found = false;
             others.retain(|&other| {
                 let needless = found && !self.same_buyer(op, other);
-                found |= self.alone[other] && self.deadlines[other].is_some();
+                found |= self.alone[other];
                 !needless
             });
         }
-        if effect.is_some() {
-            let place = if is_last_moment { others.len() } else { 0 };
-            others.insert(place, op);
+        let right = effect.map(|_| op);
+        right.into_iter().chain(others).map(Next::One).collect()
+    }
+
+    /// The same for an answer that is right as things are, where every call is about one unit.
+    fn options_of_right(&self, op: usize, effect: Effect) -> Vec<Next> {
+        let turned_away = || self.due.iter().any(|other| self.ops[*other].wants_few_free());
+        // Units are about to come back: the last moment for who was turned away.
+        if !matches!(effect, Effect::GiveBack(_)) || self.state.free == 0 || !turned_away() {
+            return vec![Next::One(op)];
         }
-        others
+        let takes = self.takes();
+        if (takes.len() as u64) < self.state.free {
+            return vec![Next::One(op)];
+        }
+        let mut options = vec![Next::AllThatIsFree, Next::One(op)];
+        if takes.iter().any(|take| !self.alone[*take]) {
+            // Then it may matter who takes it.
+            options.extend(takes.into_iter().map(Next::One));
+        }
+        options
     }
 
     fn same_buyer(&self, one: usize, other: usize) -> bool {
@@ -246,31 +305,50 @@ impl<'a> Search<'a> {
     }
 
     fn call(&mut self, op: usize) {
-        self.waiting(op).insert(op);
+        self.wait(op);
         self.trail.push((op, None));
     }
 
     fn place(&mut self, op: usize) {
         let effect = self.state.effect(&self.ops[op]).expect("only what is right is placed");
         self.state.apply(&self.ops[op], effect);
-        self.waiting(op).remove(&op);
+        self.wait_no_more(op);
         self.trail.push((op, Some(effect)));
     }
 
     fn step_back(&mut self) {
         let (op, effect) = self.trail.pop().expect("there is a step to take back");
         match effect {
-            None => self.waiting(op).remove(&op),
+            None => self.wait_no_more(op),
             Some(effect) => {
                 self.state.undo(&self.ops[op], effect);
-                self.waiting(op).insert(op)
+                self.wait(op);
             }
-        };
+        }
     }
 
-    fn waiting(&mut self, op: usize) -> &mut BTreeSet<usize> {
-        if self.ops[op].returned.is_some() { &mut self.due } else { &mut self.open }
+    fn wait(&mut self, op: usize) {
+        self.waiting ^= spread(op);
+        let is_due = self.ops[op].returned.is_some();
+        if is_due { &mut self.due } else { &mut self.open }.insert(op);
     }
+
+    fn wait_no_more(&mut self, op: usize) {
+        self.waiting ^= spread(op);
+        let is_due = self.ops[op].returned.is_some();
+        if is_due { &mut self.due } else { &mut self.open }.remove(&op);
+    }
+}
+
+/// A number that looks drawn by chance, so that sets of them differ in what `^` makes of them.
+fn spread(op: usize) -> u128 {
+    let half = |seed: u64| {
+        let mixed = (op as u64 ^ seed).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        u128::from(mixed ^ (mixed >> 31))
+    };
+    (half(0x5851_f42d_4c95_7f2d) << 64) | half(0x1405_7b7e_f767_814f)
 }
 
 fn deadlines(ops: &[Op<'_>]) -> Vec<Option<Duration>> {
