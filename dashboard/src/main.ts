@@ -39,6 +39,8 @@ class Dashboard {
   private activities: Activity[] = [];
   private pages = 1;
   private seen = true;
+  /** Counts who has looked: what one of them asked for is not answered to the next. */
+  private looker = 0;
 
   start(): void {
     (document.getElementById("top") as Element).append(this.banner.element);
@@ -85,6 +87,7 @@ class Dashboard {
 
   private identify(value: string): void {
     token.set(value);
+    this.looker += 1;
     announce(value ? "Signed in." : "The token is forgotten.");
     this.banner.forget();
     this.sale.forget();
@@ -102,11 +105,13 @@ class Dashboard {
   }
 
   private async listActivities(): Promise<void> {
+    const looker = this.looker;
     try {
       const activities: Activity[] = [];
       let pageToken = "";
       for (let page = 0; page < this.pages; page += 1) {
         const answer = await admin.listActivities({ pageSize: PAGE_SIZE, pageToken }, patience);
+        if (this.looker !== looker) return;
         activities.push(...answer.activities);
         pageToken = answer.nextPageToken;
         if (!pageToken) break;
@@ -120,7 +125,7 @@ class Dashboard {
         else this.sale.nothing();
       }
     } catch (error) {
-      this.failed(error);
+      if (this.looker === looker) this.failed(error);
     }
   }
 
@@ -161,12 +166,12 @@ class Dashboard {
 
   /** What the database has of the activity: titles, times, what was ordered. */
   private async describe(): Promise<void> {
-    const id = this.id;
+    const [id, looker] = [this.id, this.looker];
     if (id === undefined) return;
     const offers = this.offers;
     try {
       const { activity } = await admin.getActivity({ activityId: id }, patience);
-      if (!activity || this.id !== id) return;
+      if (!activity || this.id !== id || this.looker !== looker) return;
       const before = this.activity;
       this.activity = activity;
       offers.describe(activity.offers);
@@ -176,24 +181,24 @@ class Dashboard {
         announce(`${id} is ${stage(activity.state).word.toLowerCase()}.`);
       }
     } catch (error) {
-      if (this.id !== id) return;
+      if (this.id !== id || this.looker !== looker) return;
       if (isUnknown(error)) this.sale.unknown(id);
       this.failed(error);
     }
   }
 
   private async readPipeline(): Promise<void> {
-    const id = this.id;
+    const [id, looker] = [this.id, this.looker];
     try {
       const request = id === undefined ? {} : { activityId: id };
       const status: GetPipelineStatusResponse = await admin.getPipelineStatus(request, patience);
-      if (this.id !== id) return;
+      if (this.id !== id || this.looker !== looker) return;
       this.offers.pipeline(status.offers);
       this.list.stores(status, this.outcomes);
       this.sale.pipeline(status, Date.now());
     } catch (error) {
       // The line of the stream tells of a server that is away, and this one of who may not look.
-      if (asksForToken(error)) this.failed(error);
+      if (asksForToken(error) && this.looker === looker) this.failed(error);
     }
   }
 

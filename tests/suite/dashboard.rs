@@ -323,7 +323,20 @@ async fn an_operator_pauses_with_a_token_and_nobody_else_does() {
         // And somebody who runs the sale.
         browser.press("Forget token").await;
         browser.shows("This server asks who you are").await;
+        // What a stranger asked is answered when she has signed in.
+        browser
+            .js("window.asked = 0; const ask = window.fetch; window.fetch = (...call) => {
+                   const answer = ask(...call);
+                   if (!String(call[0]).includes('GetPipelineStatus') || ++window.asked > 1)
+                     return answer;
+                   return new Promise((take) => { window.answer = () => take(answer); });
+                 }")
+            .await;
+        browser.until("it asks", "window.answer").await;
         sign_in(&mut browser, OPS).await;
+        browser.shows("of 1,870 units").await;
+        browser.js("window.asked = 1; window.answer()").await;
+        browser.until("it asks again, and later than that", "window.asked > 1").await;
         browser.press("Pause").await;
         browser.js("document.querySelector('dialog input').focus()").await;
         browser.types("the price is wrong").await;
