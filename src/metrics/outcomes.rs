@@ -2,7 +2,7 @@
 //!
 //! **Promises:** at most [`MOST_OFFERS`] offers have series of their own, and only those that somebody
 //! created: a name that a caller invented has no outcome. What is decided of further ones counts as
-//! [`OTHERS`], so the sum is always that of all outcomes. An offer that nobody asks for any more gives
+//! [`OTHERS`], so none is left out. An offer that nobody asks for any more gives
 //! its series up after [`KEPT`]; after [`KEPT_WHEN_FULL`] if others wait for the place.
 //!
 //! Nine of ten calls of a sale end in some microseconds, so counting is one look at a map that is

@@ -14,8 +14,8 @@ use std::{
 };
 
 use sea_orm::{
-    ColumnTrait, Condition, DbErr, EntityTrait, FromQueryResult, QueryFilter, QueryOrder,
-    QuerySelect,
+    ActiveEnum as _, ColumnTrait, Condition, DbErr, EntityTrait, FromQueryResult, QueryFilter,
+    QueryOrder, QuerySelect,
     sea_query::{Expr, ExprTrait},
 };
 use tokio::time::Instant;
@@ -212,12 +212,14 @@ impl Poller {
         failpoint!("after_orders_inserted");
         let ids: Vec<i64> = claimed.iter().map(|row| row.id).collect();
         for some in ids.chunks(500) {
-            // They are pending, and locked. To say so once more makes PostgreSQL walk all of its
-            // index of pending rows for each of these.
+            // A plain comparison with the state would make PostgreSQL walk all of its index of pending
+            // rows for each of these.
+            let state = Expr::col(outbox::Column::State).if_null("");
             outbox::Entity::update_many()
                 .col_expr(outbox::Column::State, Expr::value(OutboxState::Done))
                 .col_expr(outbox::Column::SettleTime, Expr::value(now.0))
                 .filter(is_among(self.database.backend(), outbox::Column::Id, some))
+                .filter(state.eq(OutboxState::Pending.to_value()))
                 .exec(transaction)
                 .await?;
         }
