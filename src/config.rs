@@ -11,6 +11,7 @@ mod any;
 mod auth;
 mod components;
 mod load;
+mod otel;
 mod render;
 mod secret;
 

@@ -17,6 +17,7 @@ use crate::{
     error::Error,
 };
 
+pub mod courtesy;
 pub mod dead_letters;
 mod pace;
 pub mod poller;

@@ -164,8 +164,10 @@ component! {
         /// How many threads speak gRPC, each for its share of the connections; 0: as many as there are
         /// processors.
         threads: usize = 0 => 0..=1_024;
-        /// How many calls one connection may have open; the client queues what is above.
-        max_concurrent_streams: u32 = 1_000 => 1..=100_000;
+        /// How many calls one connection may have open; the client queues what is above. Few: in a rush
+        /// a call is better off in its caller's queue, where its deadline ends it, than unread in
+        /// ours, where it holds up Release and health.
+        max_concurrent_streams: u32 = 100 => 1..=100_000;
         /// How many connections may be open; more wait until one closes.
         max_connections: usize = 10_000 => 1..=1_000_000;
         /// After how long a connection is asked to go, give or take a tenth, so that clients spread over
@@ -412,10 +414,12 @@ component! {
 }
 
 component! {
-    /// Traces of calls, sent by OTLP over gRPC. The variables of OpenTelemetry that name the service
-    /// (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES), send headers (OTEL_EXPORTER_OTLP_HEADERS), and
-    /// name files for TLS (OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE, …_CLIENT_KEY) count
-    /// too.
+    /// Traces of calls, sent by OTLP over gRPC. The variables of OpenTelemetry count too: those that
+    /// stand for the settings below (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
+    /// OTEL_TRACES_SAMPLER and its _ARG, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER=none) unless one of
+    /// ours is set, and those that name the service (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES),
+    /// send headers (OTEL_EXPORTER_OTLP_HEADERS), and name files for TLS
+    /// (OTEL_EXPORTER_OTLP_CERTIFICATE, …_CLIENT_CERTIFICATE, …_CLIENT_KEY).
     TracesSettings = "traces" {
         /// Where the collector is: `http://host:4317` or `https://host:4317`. Empty: there are no
         /// traces.

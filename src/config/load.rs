@@ -9,7 +9,7 @@ use std::{
 
 use toml::{Table, Value, de::DeTable};
 
-use super::{Settings, SettingsError, components::Key, secret::masked, sections};
+use super::{Settings, SettingsError, components::Key, otel, secret::masked, sections};
 
 /// What every variable of ours begins with; two underscores go between levels.
 const PREFIX: &str = "SECKILL__";
@@ -46,6 +46,8 @@ pub enum Origin {
         line: usize,
     },
     Variable(String),
+    /// A variable that is not ours alone.
+    Standard(&'static str),
     /// The variable that names the file, and the file.
     SecretFile(String, PathBuf),
     Flag(&'static str),
@@ -57,7 +59,7 @@ impl fmt::Display for Origin {
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
             Self::SecretFile(name, path) => write!(f, "{} by {name}", path.display()),
-            Self::Flag(name) => f.write_str(name),
+            Self::Standard(name) | Self::Flag(name) => f.write_str(name),
         }
     }
 }
@@ -92,6 +94,11 @@ impl Sources {
     pub fn load(&self) -> Result<Loaded, SettingsError> {
         let mut merge = Merge::new();
         let file = self.read_file(&mut merge);
+        let (stated, problems) = otel::read(&self.env);
+        for otel::Stated { key, value, variable } in stated {
+            merge.set_text(key, &value, Origin::Standard(variable));
+        }
+        merge.problems.extend(problems);
         self.read_env(&mut merge);
         for flag in &self.flags {
             merge.set_text(flag.key, &flag.value, Origin::Flag(flag.name));
@@ -400,6 +407,26 @@ mod tests {
         assert_eq!(loaded.origins["outbox.batch"], Origin::Flag("--batch"));
         assert_eq!(loaded.origins["outbox.poll_interval_ms"], Origin::File { path, line: 4 });
         assert!(loaded.to_toml().contains("max_attempts = 2 # SECKILL__OUTBOX__MAX_ATTEMPTS\n"));
+    }
+
+    #[test]
+    fn a_variable_of_opentelemetry_counts_where_none_of_ours_is_set() {
+        const OTEL: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let (_dir, path) = file("[traces]\nendpoint = \"http://file:1\"\n");
+        let load = |own: Option<&str>| {
+            let own = own.map(|url| ("SECKILL__TRACES__ENDPOINT".into(), url.into()));
+            let env = [(OTEL.into(), "http://otel:2".into())].into_iter().chain(own).collect();
+            Sources { file: Some(path.clone()), env, ..Sources::default() }.load()
+        };
+        let loaded = load(None).unwrap();
+        assert_eq!(loaded.settings.traces.endpoint.expose(), "http://otel:2");
+        assert_eq!(loaded.origins["traces.endpoint"], Origin::Standard(OTEL));
+        let loaded = load(Some("http://own:3")).unwrap();
+        assert_eq!(loaded.settings.traces.endpoint.expose(), "http://own:3");
+        let refused = from_env(&[(OTEL, "grpc.example:4317")]).unwrap_err();
+        assert!(refused.contains("(OTEL_EXPORTER_OTLP_ENDPOINT): must be empty"), "{refused}");
+        let refused = from_env(&[("OTEL_TRACES_SAMPLER", "often")]).unwrap_err();
+        assert!(refused.starts_with("OTEL_TRACES_SAMPLER = \"often\": must be"), "{refused}");
     }
 
     #[test]

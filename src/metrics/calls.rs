@@ -92,6 +92,12 @@ pub fn grpc_method(method: GrpcMethod) -> Arc<MethodMeter> {
 }
 
 impl MethodMeter {
+    /// Of the method, without its service.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.method.method
+    }
+
     /// Whether its answers are streams.
     #[must_use]
     pub fn streams(&self) -> bool {

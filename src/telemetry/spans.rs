@@ -152,6 +152,12 @@ pub fn origin(headers: &HeaderMap) -> Origin {
     Origin(named.and_then(|value| parent(value.to_str().ok()?)))
 }
 
+/// The trace that the headers of a call or of its answer name, whether it is sampled or not.
+pub fn told(headers: &HeaderMap) -> Option<String> {
+    let named = [TRACEPARENT, TRACERESPONSE].into_iter().find_map(|name| headers.get(name))?;
+    parent(named.to_str().ok()?).map(|context| context.trace_id().to_string())
+}
+
 /// The span of a call, or of a request of a stream, if it is sampled: the caller's word counts, and
 /// otherwise the settings.
 pub fn call(name: &str, Origin(parent): Origin) -> Span {

@@ -139,6 +139,48 @@ async fn spans_go_to_a_collector_with_a_certificate_of_a_private_ca() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_fails_is_one_line_with_its_trace_where_somebody_wants_it() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale::default()).await;
+        world.close().await;
+        let serve = Serve::over(&ground.settings());
+        for (wanted, filter) in [(true, "info,seckill::calls=debug"), (false, "info")] {
+            let mut process = serve.clone().with_variable("RUST_LOG", filter).start().await;
+            let shop = Shop::new(&key, process.channel().await);
+            shop.insist("u1", "r").await;
+            let mut client = shop.client.clone();
+            let nothing = with_parent(reserve(&shop, "u1", "nothing"), "00");
+            assert_eq!(client.reserve(nothing).await.unwrap_err().code(), Code::NotFound);
+            let watch = pb::WatchStockRequest {
+                activity_id: shop.key.activity_id.to_string(),
+                sku_ids: vec!["nothing".to_owned()],
+                ..Default::default()
+            };
+            let refused = match client.watch_stock(watch).await {
+                Ok(stream) => stream.into_inner().message().await.unwrap_err(),
+                Err(status) => status,
+            };
+            assert_eq!(refused.code(), Code::NotFound);
+            process.stop().await;
+            let log = process.log();
+            let lines: Vec<&str> =
+                log.lines().filter(|line| line.contains("a call failed")).collect();
+            if !wanted {
+                assert!(lines.is_empty(), "{log}");
+                continue;
+            }
+            assert_eq!(lines.len(), 2, "{log}");
+            let words = ["Reserve", "NotFound", TRACE, "took_us", "nothing"];
+            assert!(words.iter().all(|word| lines[0].contains(word)), "{log}");
+            assert!(lines[1].contains("WatchStock") && !lines[1].contains(TRACE), "{log}");
+        }
+    })
+    .await;
+}
+
 fn text(
     attributes: &[opentelemetry_proto::tonic::common::v1::KeyValue],
     key: &str,

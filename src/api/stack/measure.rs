@@ -1,4 +1,5 @@
-//! Measure: how many calls and messages, what became of them, and how long they took.
+//! Measure: how many calls and messages, what became of them, and how long they took; and a line of
+//! the log for each that failed, where somebody wants them (`RUST_LOG=seckill::calls=debug`).
 //!
 //! A refusal passes here in a fraction of a microsecond: its handles are found by its path, and its
 //! future and its answer are not boxed for this.
@@ -11,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tonic::{
@@ -22,7 +23,18 @@ use tonic::{
 use tower::Layer;
 
 use super::super::access::TABLE;
-use crate::metrics::{self, GrpcMethod, MethodMeter};
+use crate::{
+    metrics::{self, GrpcMethod, MethodMeter},
+    telemetry::spans,
+};
+
+/// The name under which failed calls are in the log. A rush has a hundred thousand refusals a second,
+/// so only at level debug.
+macro_rules! calls {
+    () => {
+        "seckill::calls"
+    };
+}
 
 /// The methods that are not unary.
 const STREAMS: [(&str, &str); 5] = [
@@ -132,7 +144,12 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let meter = meter(request.uri().path());
         meter.start();
-        let call = UnderWay { meter, begun: Instant::now(), code: Code::Cancelled };
+        let call = UnderWay {
+            meter,
+            begun: Instant::now(),
+            code: Code::Cancelled,
+            noted: Noted::of(request.headers()),
+        };
         MeasuredFuture { answer: self.0.call(request), call: Some(call) }
     }
 }
@@ -144,11 +161,54 @@ struct UnderWay {
     begun: Instant,
     /// As long as it is not known: nobody waits for it any more.
     code: Code,
+    /// Where the log wants calls that fail.
+    noted: Option<Box<Noted>>,
+}
+
+/// What the log says of a call that failed.
+#[derive(Debug, Default)]
+struct Noted {
+    trace_id: Option<String>,
+    message: String,
+}
+
+impl Noted {
+    fn of(request: &HeaderMap) -> Option<Box<Self>> {
+        tracing::enabled!(target: calls!(), tracing::Level::DEBUG)
+            .then(|| Box::new(Self { trace_id: spans::told(request), message: String::new() }))
+    }
+}
+
+impl UnderWay {
+    /// What the headers or trailers of the answer say that hold its code.
+    fn note(&mut self, code: Code, answer: &HeaderMap) {
+        self.code = code;
+        if let Some(noted) = &mut self.noted {
+            noted.trace_id = noted.trace_id.take().or_else(|| spans::told(answer));
+            let status = Status::from_header_map(answer);
+            noted.message = status.map_or_else(String::new, |status| status.message().to_owned());
+        }
+    }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.meter.end(self.code as usize, self.begun.elapsed());
+        let took = self.begun.elapsed();
+        self.meter.end(self.code as usize, took);
+        if let Some(Noted { trace_id, message }) = self.noted.as_deref()
+            && self.code != Code::Ok
+        {
+            let took_us = took.as_micros();
+            tracing::debug!(
+                target: calls!(),
+                method = self.meter.name(),
+                code = ?self.code,
+                detail = message,
+                trace_id,
+                took_us,
+                "a call failed"
+            );
+        }
     }
 }
 
@@ -180,7 +240,7 @@ where
             }
         };
         if let Some(code) = response.headers().get(Status::GRPC_STATUS) {
-            call.code = Code::from_bytes(code.as_bytes());
+            call.note(Code::from_bytes(code.as_bytes()), response.headers());
         } else if call.meter.streams() {
             let messages = Messages::default();
             let body = |body| Body::new(MeasuredBody { body, messages, call: Some(call) });
@@ -225,10 +285,11 @@ impl http_body::Body for MeasuredBody {
                 if let (Some(data), Some(call)) = (frame.data_ref(), &this.call) {
                     call.meter.sent(this.messages.count(data));
                 }
-                let trailers = frame.trailers_ref();
-                if let Some(code) = trailers.and_then(|trailers| trailers.get(Status::GRPC_STATUS))
+                if let Some(trailers) = frame.trailers_ref()
+                    && let Some(code) = trailers.get(Status::GRPC_STATUS)
+                    && let Some(mut call) = this.call.take()
                 {
-                    this.end(Code::from_bytes(code.as_bytes()));
+                    call.note(Code::from_bytes(code.as_bytes()), trailers);
                 }
             }
             Some(Err(status)) => this.end(status.code()),

@@ -22,7 +22,8 @@ use super::{Error, Frames, on_a_thread, thread_cpu};
 use crate::{api::pb, domain::OfferKey};
 
 /// Below what a server allows on one connection.
-const STREAMS_PER_CONNECTION: usize = 800;
+/// As many as the server takes by default.
+const STREAMS_PER_CONNECTION: usize = 100;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 28;
 /// What a reader who stopped is owed before the server has to hold its messages back.
 const WINDOW_BYTES: u32 = 65_535;
