@@ -15,7 +15,10 @@ use seckill::{
     domain::TimeMs,
     entity::{activities, adjustments, audit, offers, orders, outbox},
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Barrier, Notify},
+    time::Instant,
+};
 
 use crate::support::{
     databases::{Fresh, on_every_database},
@@ -422,10 +425,11 @@ on_every_database! {
         if db.backend() == Backend::Sqlite {
             return; // One writer: it can't come to that.
         }
+        let both_hold_one = Barrier::new(2);
         let cross = async |first: &str, second: &str| {
             write(db, async |tx| {
                 tx.execute_unprepared(first).await?;
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                both_hold_one.wait().await;
                 tx.execute_unprepared(second).await
             })
             .await

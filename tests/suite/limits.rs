@@ -48,11 +48,19 @@ on_every_ground! {
         let held = world.win(&key, "u1", "r1").await;
         world.sweep().await;
         let before = world.levels(&key).await;
-        for (server, request_id) in [(&world, "r1"), (&other, "r2"), (&world, "r3")] {
-            let outcome = server.reserve(&key, "u2", request_id).await;
-            assert_eq!(outcome.unwrap(), ReserveOutcome::SoldOut);
-        }
-        let wait = wait_of(other.reserve(&key, "u2", "r4").await).expect("it is the fourth");
+        // Where four attempts take longer than the window, somebody else makes four.
+        let mut comers = 0;
+        let (buyer, wait) = eventually("the fourth is refused", async || {
+            comers += 1;
+            let buyer = format!("comer-{comers}");
+            for (server, request_id) in [(&world, "r1"), (&other, "r2"), (&world, "r3")] {
+                let outcome = server.reserve(&key, &buyer, request_id).await;
+                assert_eq!(outcome.unwrap(), ReserveOutcome::SoldOut);
+            }
+            let wait = wait_of(other.reserve(&key, &buyer, "r4").await)?;
+            Some((buyer, wait))
+        })
+        .await;
         assert!(wait <= WINDOW, "{wait:?}");
         assert_eq!(world.levels(&key).await, before);
         // Nobody else is concerned, and a winner always hears that he won.
@@ -62,7 +70,7 @@ on_every_ground! {
         }
         assert_eq!(world.reserve(&key, "u3", "r1").await.unwrap(), ReserveOutcome::SoldOut);
         eventually("the window is over", async || {
-            wait_of(world.reserve(&key, "u2", "r5").await).is_none().then_some(())
+            wait_of(world.reserve(&key, &buyer, "r5").await).is_none().then_some(())
         })
         .await;
         world.assert_balanced(&key, 1).await;
@@ -119,8 +127,12 @@ async fn counting_attempts_never_outlives_its_window() {
         world.win(&key, &format!("u{}", buyer % 10), "r").await;
     }
     let redis = ground.redis.as_ref().unwrap();
-    let counters: Vec<String> = redis.command(&["KEYS", "*attempts*"]).await;
-    assert!(!counters.is_empty());
+    let counters = eventually("attempts are counted", async || {
+        world.win(&key, "u0", "r").await;
+        let counters: Vec<String> = redis.command(&["KEYS", "*attempts*"]).await;
+        (!counters.is_empty()).then_some(counters)
+    })
+    .await;
     for counter in &counters {
         let left: i64 = redis.command(&["PTTL", counter]).await;
         // It may have gone in between.
@@ -200,11 +212,19 @@ async fn a_limit_of_this_server_says_whom_it_is_for_and_when_to_come_back() {
     ];
     for Case { scope, change, somebody: [user, from], other: [other_user, elsewhere] } in cases {
         let (server, mut client) = serve(change).await;
-        for request_id in ["r1", "r2"] {
-            let outcome = ask(&mut client, user, from, request_id).await.unwrap();
-            assert_eq!(outcome, pb::ReserveOutcome::Reserved);
-        }
-        let refused = ask(&mut client, user, from, "r3").await.unwrap_err();
+        // Two at once, and one more in each second that this takes.
+        let begun = Instant::now();
+        let mut let_in = 0;
+        let (asked, refused) = loop {
+            let asked = Instant::now();
+            match ask(&mut client, user, from, &format!("r{let_in}")).await {
+                Ok(outcome) => assert_eq!(outcome, pb::ReserveOutcome::Reserved),
+                Err(refused) => break (asked, refused),
+            }
+            let_in += 1;
+            assert!(let_in <= 2 + begun.elapsed().as_secs(), "{let_in} were let in");
+        };
+        assert!(let_in >= 2, "only {let_in} were let in");
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         let info = refused.get_details_error_info().unwrap();
         assert_eq!(
@@ -217,10 +237,12 @@ async fn a_limit_of_this_server_says_whom_it_is_for_and_when_to_come_back() {
         assert_eq!(pushback.to_str().unwrap(), wait.as_millis().to_string());
         assert_eq!(refused.metadata().get("retry-after").unwrap(), "1");
         assert!(refused.message().contains(&format!("this {scope}")), "{}", refused.message());
-        let other = ask(&mut client, other_user, elsewhere, "r4").await;
-        assert_eq!(other.is_err(), scope == "activity", "{other:?}");
+        let other = ask(&mut client, other_user, elsewhere, "other").await;
+        let is_late = scope == "activity" && asked.elapsed() >= wait;
+        assert!(other.is_err() == (scope == "activity") || is_late, "{other:?}");
         tokio::time::sleep(wait).await;
-        assert!(ask(&mut client, user, from, "r5").await.is_ok());
+        let again = ask(&mut client, user, from, "again").await;
+        assert!(again.is_ok() || is_late, "{again:?}");
         server.stop().await;
     }
 }
@@ -260,21 +282,24 @@ async fn what_waited_too_long_is_refused_and_takes_nothing() {
     let fresh = crate::support::databases::Fresh::sqlite().await;
     let ground = Ground::embedded(&fresh);
     let mut settings = ground.settings();
-    settings.reserve.max_wait_ms = 20;
+    settings.reserve.max_wait_ms = 200;
     let world = ground.world_with(settings).await;
     let key = world.open_sale(&Sale::default()).await;
     let (slow, gate) = world.beside().await;
     // Both workers of the segment are held up, and one more request waits behind them.
-    let stops = [gate.stop_before("reserve"), gate.stop_before("reserve")];
-    let mut asked = Vec::new();
-    for buyer in ["u1", "u2", "u3"] {
+    let mut stops = [gate.stop_before("reserve"), gate.stop_before("reserve")];
+    let ask = |buyer: &str| {
         let request = request(&key, buyer, "r1", 1);
         let reservations = slow.parts.reservations.clone();
-        let reserve = async move { reservations.reserve(request, Caller::default()).await };
-        asked.push(tokio::spawn(reserve));
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::spawn(async move { reservations.reserve(request, Caller::default()).await })
+    };
+    let mut asked = Vec::new();
+    for (stop, buyer) in stops.iter_mut().zip(["u1", "u2"]) {
+        asked.push(ask(buyer));
+        stop.reached().await;
     }
-    tokio::time::sleep(Duration::from_millis(40)).await;
+    asked.push(ask("u3"));
+    tokio::time::sleep(Duration::from_millis(300)).await;
     let begun = Instant::now();
     for stop in stops {
         stop.go();

@@ -1,14 +1,19 @@
 //! What is drawn on a terminal, and that the terminal is left as it was.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, process::Stdio, time::Duration};
 
 use seckill::config::Settings;
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::Command,
+    time::timeout,
+};
 
 use crate::{clients::python, support::process::Serve};
 
 const LINES: usize = 10;
 const COLUMNS: usize = 60;
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A sale of more offers than the screen has lines, with long names.
 fn sale() -> String {
@@ -43,7 +48,8 @@ async fn a_watch_draws_within_the_screen_and_leaves_it_as_it_was() {
     let watch = ["--server", &server, "watch", "wide"];
     let output = Command::new(python())
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/python/terminal.py"))
-        .args([LINES.to_string(), COLUMNS.to_string(), "3".to_owned()])
+        .args([LINES.to_string(), COLUMNS.to_string(), LIMIT.as_secs().to_string()])
+        .arg("more offers; name some")
         .arg(seckill)
         .args(watch)
         .output()
@@ -65,9 +71,19 @@ async fn a_watch_draws_within_the_screen_and_leaves_it_as_it_was() {
     assert!(!drawn.contains("\x1b[?"), "{drawn:?}");
 
     // Elsewhere there is a line for each change, and nothing is drawn.
-    let output = Command::new("timeout").arg("3").arg(seckill).args(watch).output().await.unwrap();
-    let plain = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(plain.lines().count(), 30, "{plain}");
-    assert!(plain.lines().all(|line| line.contains(" remaining=9 ")) && !plain.contains('\x1b'));
+    let mut watching = Command::new(seckill)
+        .args(watch)
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    for _ in 0..30 {
+        let line = timeout(LIMIT, lines.next_line()).await.expect("a line for each offer");
+        let line = line.unwrap().expect("it goes on");
+        assert!(line.contains(" remaining=9 ") && !line.contains('\x1b'), "{line:?}");
+    }
+    let more = timeout(Duration::from_secs(1), lines.next_line()).await;
+    assert!(more.is_err(), "nothing has changed: {more:?}");
     process.stop().await;
 }

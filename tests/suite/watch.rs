@@ -246,13 +246,13 @@ async fn a_silent_stream_shows_that_it_is_alive() {
         let mut updates = watch(&world, all_of(&key)).await;
         let first = next(&mut updates).await;
         assert!(first.snapshot && !first.heartbeat);
-        let mut before = Instant::now();
-        for _ in 0..3 {
+        for nth in 1..=3 {
             let update = next(&mut updates).await;
             assert!(update.heartbeat && !update.snapshot, "{update:?}");
             assert_eq!((update.revision, update.remaining), (first.revision, 10));
-            assert!(before.elapsed() >= Duration::from_millis(90), "{:?}", before.elapsed());
-            before = Instant::now();
+            // Who reads one late may read the next one soon after it, so all of them are timed.
+            let silent = updates.began.elapsed();
+            assert!(silent >= nth * Duration::from_millis(100), "heartbeat {nth} after {silent:?}");
         }
         // A change comes at once all the same.
         world.win(&key, "u1", "r1").await;
@@ -269,7 +269,6 @@ async fn a_watcher_is_not_told_more_often_than_it_wants_and_ends_at_the_true_val
         let min_interval = Duration::from_millis(200);
         let mut updates = watch(&world, WatchRequest { min_interval, ..all_of(&key) }).await;
         let mut last = next(&mut updates).await;
-        let mut told_at = Instant::now();
         let sell = async {
             for n in 0..40 {
                 world.win(&key, &format!("u{n}"), "r1").await;
@@ -280,16 +279,16 @@ async fn a_watcher_is_not_told_more_often_than_it_wants_and_ends_at_the_true_val
             let mut told = 0;
             while last.remaining != 60 {
                 let update = next(&mut updates).await;
-                let pause = told_at.elapsed();
-                told_at = Instant::now();
-                assert!(pause >= Duration::from_millis(180), "told again after {pause:?}");
-                last = update;
                 told += 1;
+                // Who reads one late may read the next one soon after it, so all of them are timed.
+                let since = updates.began.elapsed();
+                assert!(since >= told * min_interval, "told {told} times in {since:?}");
+                last = update;
             }
             told
         };
         let ((), told) = tokio::join!(sell, read);
-        assert!((2..=12).contains(&told), "{told}");
+        assert!(told >= 2, "{told}");
     };
     databases::run(Fresh::sqlite().await, on).await;
 }

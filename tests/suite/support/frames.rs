@@ -123,6 +123,34 @@ impl Raw {
     }
 }
 
+/// Looks for a GOAWAY in what a server sends, piece by piece.
+#[derive(Debug, Default)]
+pub(crate) struct Goodbye {
+    head: Vec<u8>,
+    /// How much of the present frame is still to come.
+    left: usize,
+}
+
+impl Goodbye {
+    /// Whether a GOAWAY begins in this piece.
+    pub(crate) fn is_in(&mut self, mut piece: &[u8]) -> bool {
+        let mut found = false;
+        while !piece.is_empty() {
+            let of_frame = self.left.min(piece.len());
+            (self.left, piece) = (self.left - of_frame, &piece[of_frame..]);
+            let of_head = if self.left > 0 { 0 } else { piece.len().min(9 - self.head.len()) };
+            self.head.extend(&piece[..of_head]);
+            piece = &piece[of_head..];
+            if let [a, b, c, kind, _, _, _, _, _] = self.head[..] {
+                found |= kind == GOAWAY;
+                self.left = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+                self.head.clear();
+            }
+        }
+        found
+    }
+}
+
 /// The reason of the last GOAWAY among these frames.
 fn goaway(mut frames: &[u8]) -> Option<h2::Reason> {
     let mut reason = None;

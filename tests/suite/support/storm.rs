@@ -15,7 +15,8 @@ use seckill::{
     api::pb::{self, ReleaseOutcome, ReserveOutcome},
     config::Settings,
     domain::OfferKey,
-    server::Server,
+    engine::redis::OpenError,
+    server::{Server, StartError},
 };
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
@@ -24,6 +25,7 @@ use super::{
         Recorder, Shop, Win, assert_history, assert_history_in_any_order, drained, follow_epochs,
         win,
     },
+    eventually,
     history::Log,
     process::channel,
     world::{Sale, World},
@@ -61,7 +63,12 @@ pub(crate) async fn serve(mut settings: Settings) -> Server {
     // Whoever waits is answered, however slow this machine is.
     settings.reserve.max_wait_ms = 60_000;
     settings.outbox.poll_interval_ms = 50;
-    Server::start(&settings).await.unwrap()
+    // Nor has a Sentinel half a second for its answer there.
+    eventually("the server starts", async || match Server::start(&settings).await {
+        Err(StartError::Engine(OpenError::Unreachable { .. })) => None,
+        started => Some(started.unwrap()),
+    })
+    .await
 }
 
 /// Puts an activity of this name on sale.
