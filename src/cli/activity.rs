@@ -22,16 +22,20 @@ const PAGE_SIZE: i32 = 200;
 #[derive(Debug, Subcommand)]
 pub enum Activity {
     /// Makes an activity of a YAML or JSON file, as in examples/sale.yaml.
+    ///
+    /// It is in review then: `seckill activity approve` is next.
+    ///
+    /// For example: seckill activity create -f examples/sale.yaml
     Create {
         /// The file; `-` reads stdin.
         #[arg(short, long, value_name = "FILE")]
         file: PathBuf,
     },
-    /// Prints the JSON schema of such a file, for editors.
+    /// Prints the JSON schema of the file that `create` reads, for editors.
     Schema,
     /// Lists activities, the latest start first.
     List {
-        /// Only those in this state, as in `active`.
+        /// Only those that are pending_review, scheduled, active, paused, ended or settled.
         #[arg(long, value_parser = parse_state)]
         state: Option<pb::ActivityState>,
     },
