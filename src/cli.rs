@@ -278,6 +278,12 @@ fn with_exit_codes(command: clap::Command) -> clap::Command {
 
 /// Reads the arguments; prints help, the version, or what is wrong with them.
 fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    // Many a tool takes `help COMMAND` for `COMMAND --help`.
+    if args.get(1).is_some_and(|word| word == "help") {
+        args.remove(1);
+        args.push("--help".into());
+    }
     let parsed = command().try_get_matches_from(args).and_then(|matches| {
         if let Some(text) = scope::useless(&command(), &matches) {
             return Err(command().error(ErrorKind::UnknownArgument, text));

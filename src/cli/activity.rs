@@ -166,7 +166,7 @@ fn parse_state(text: &str) -> Result<pb::ActivityState, String> {
 
 /// The file of `activity create`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an activity, as in examples/sale.yaml")]
 struct SaleFile {
     activity_id: String,
     title: String,
@@ -179,7 +179,7 @@ struct SaleFile {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an offer, as in examples/sale.yaml")]
 struct OfferFile {
     sku_id: String,
     title: String,
@@ -292,6 +292,14 @@ mod tests {
             let error = parse(&EXAMPLE.replacen(from, to, 1)).expect_err(message);
             assert!(error.starts_with(message), "{error:?} should start with {message:?}");
         }
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_told_in_our_words() {
+        let error = parse("double-11").expect_err("no activity");
+        assert!(error.ends_with("expected an activity, as in examples/sale.yaml"), "{error}");
+        let error = parse("[]").expect_err("no activity");
+        assert!(error.contains("an activity, as in examples/sale.yaml"), "{error}");
     }
 
     #[test]

@@ -27,14 +27,16 @@ impl Health {
         let mut health = HealthClient::new(client.channel());
         let request = HealthCheckRequest { service: self.service.clone() };
         let answer = client.call(request, async |request| health.check(request).await).await;
-        let answer = answer.map_err(|failure| match failure {
-            Failure::Rpc(rpc) if rpc.code == Code::NotFound => Failure::Usage(format!(
-                "--service {:?}: the server has no such service; one of Seckill has {}",
-                self.service,
-                SERVICES.join(" and ")
-            )),
-            other => other,
-        })?;
+        let answer = match answer {
+            Err(Failure::Rpc(rpc)) if rpc.code == Code::NotFound => {
+                return Err(Failure::Usage(format!(
+                    "--service {:?}: the server has no such service; one of Seckill has {}",
+                    self.service,
+                    SERVICES.join(" and ")
+                )));
+            }
+            answer => answer?,
+        };
         let status = answer.status();
         context.printer.answer(&json!({
             "service": self.service,

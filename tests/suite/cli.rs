@@ -42,6 +42,17 @@ fn help_is_data_and_tells_the_exit_codes() {
 }
 
 #[test]
+fn help_is_a_word_too() {
+    for words in [&[][..], &["serve"], &["activity", "create"]] {
+        let asked = seckill(&[&["help"], words].concat());
+        assert_eq!(asked.status.code(), Some(0), "{words:?}");
+        let help = seckill(&[words, &["--help"]].concat());
+        assert_eq!(stdout(&asked), stdout(&help), "{words:?}");
+    }
+    assert_eq!(seckill(&["help", "no-such-command"]).status.code(), Some(64));
+}
+
+#[test]
 fn wrong_arguments_end_with_64() {
     for args in [
         &["--no-such-flag"][..],
