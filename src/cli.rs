@@ -21,6 +21,7 @@ mod migrate;
 mod output;
 mod reconcile;
 mod reservation;
+mod scope;
 pub mod serve;
 mod smoke;
 mod span;
@@ -51,6 +52,9 @@ use crate::config::{Flag, Loaded, Sources};
 /// Where `seckill serve` listens unless told otherwise.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 
+/// The head of the options that say whom to call, and as whom.
+const CALLING: &str = "Calling a server";
+
 /// What every `--help` ends with.
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -79,9 +83,9 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What every command takes.
+/// What commands have in common; [`scope`] says which of it one takes.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Everywhere")]
+#[command(next_help_heading = "Common options")]
 pub struct Global {
     /// How answers are shown; JSON is one object per answer.
     #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
@@ -95,10 +99,11 @@ pub struct Global {
         hide_env_values = true
     )]
     pub config: Option<PathBuf>,
-    /// The server that client commands call.
+    /// The server to call.
     #[arg(
         long,
         global = true,
+        help_heading = CALLING,
         value_name = "URL",
         env = "SECKILL_SERVER",
         hide_env_values = true,
@@ -107,7 +112,13 @@ pub struct Global {
     pub server: String,
     /// How long a call may take, as in 500ms, 5s or 1m [without it: 5s; 10m for what goes through
     /// all reservations of an activity].
-    #[arg(long, global = true, value_name = "SPAN", value_parser = span::parse)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = CALLING,
+        value_name = "SPAN",
+        value_parser = span::parse
+    )]
     pub timeout: Option<Duration>,
     #[command(flatten)]
     pub credentials: credentials::Credentials,
@@ -249,7 +260,12 @@ pub fn main() -> Exit {
 
 /// The whole command line; the long help of each command ends with the exit codes.
 fn command() -> clap::Command {
-    with_exit_codes(Cli::command())
+    scope::as_read(with_exit_codes(Cli::command()))
+}
+
+/// The same for the completions of a shell.
+fn completed() -> clap::Command {
+    scope::as_completed(Cli::command())
 }
 
 fn with_exit_codes(command: clap::Command) -> clap::Command {
@@ -262,7 +278,16 @@ fn with_exit_codes(command: clap::Command) -> clap::Command {
 
 /// Reads the arguments; prints help, the version, or what is wrong with them.
 fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, Exit> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    // Many a tool takes `help COMMAND` for `COMMAND --help`.
+    if args.get(1).is_some_and(|word| word == "help") {
+        args.remove(1);
+        args.push("--help".into());
+    }
     let parsed = command().try_get_matches_from(args).and_then(|matches| {
+        if let Some(text) = scope::useless(&command(), &matches) {
+            return Err(command().error(ErrorKind::UnknownArgument, text));
+        }
         Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))
     });
     parsed.map_err(|error| {
@@ -328,6 +353,7 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+        completed().debug_assert();
     }
 
     #[tokio::test]

@@ -167,15 +167,21 @@ words! {
     }
 }
 
-/// What lies between reservations and orders.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Depth {
+/// What lies between the outbox and the orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutboxDepth {
     pub pending: u64,
     pub releasing: u64,
     pub dead: u64,
     pub lag: Duration,
-    /// `None` while the engine does not say.
-    pub unacked: Option<u64>,
+}
+
+/// What the engine tells of reservations that it does not know to be in SQL, and of the units left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineDepth {
+    pub unacked: u64,
+    /// How old the oldest of them is; 0 if there is none.
+    pub unacked_age: Duration,
     pub offers: Vec<OfferDepth>,
 }
 
@@ -267,6 +273,7 @@ struct Metrics {
     outbox_rows: Vec<Gauge>,
     outbox_lag: Gauge,
     unacked: Gauge,
+    unacked_age: Gauge,
     batch_orders: Histogram,
     batch_seconds: Histogram,
     /// In the order of [`Polled::ALL`].
@@ -351,6 +358,7 @@ impl Metrics {
                 .collect(),
             outbox_lag: gauge!(OUTBOX_LAG.name),
             unacked: gauge!(UNACKED.name),
+            unacked_age: gauge!(UNACKED_AGE.name),
             batch_orders: histogram!(BATCH_ORDERS.name),
             batch_seconds: histogram!(BATCH_TIMES.name),
             polled: Polled::ALL
@@ -527,17 +535,20 @@ pub fn certificate_ends(at: SystemTime) {
     METRICS.certificate_ends.set(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
 }
 
-/// What lies between reservations and orders; figures that are not known stay as they were.
-pub fn measured(depth: Depth) {
+/// What lies between the outbox and the orders; it stays so until the database tells anew.
+pub fn outbox_measured(depth: OutboxDepth) {
     for (state, rows) in Unfinished::ALL.iter().zip([depth.pending, depth.releasing, depth.dead]) {
         METRICS.outbox_rows[*state as usize].set(as_gauge(rows));
     }
     METRICS.dead_letters.set(as_gauge(depth.dead));
     METRICS.outbox_lag.set(depth.lag.as_secs_f64());
-    if let Some(unacked) = depth.unacked {
-        METRICS.unacked.set(as_gauge(unacked));
-        *METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner) = depth.offers;
-    }
+}
+
+/// What the engine holds; it stays so until the engine tells anew.
+pub fn engine_measured(depth: EngineDepth) {
+    METRICS.unacked.set(as_gauge(depth.unacked));
+    METRICS.unacked_age.set(depth.unacked_age.as_secs_f64());
+    *METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner) = depth.offers;
 }
 
 /// What a comparison listed.

@@ -57,6 +57,9 @@ use crate::{
 use fronts::Fronts;
 use tenure::Tenure;
 
+/// The services whose health can be asked for.
+pub(crate) const SERVICES: [&str; 2] =
+    [pb::seckill_server::SERVICE_NAME, pb::seckill_admin_server::SERVICE_NAME];
 /// How long the database may take to be closed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 const MAX_PENDING_RESETS: usize = 1_000;
@@ -616,7 +619,7 @@ impl Parts {
 /// All names, the empty one too, or those who watch the whole server would miss it.
 async fn set_health(health: &HealthReporter, serving: bool) {
     let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for name in ["", pb::seckill_server::SERVICE_NAME, pb::seckill_admin_server::SERVICE_NAME] {
+    for name in [""].into_iter().chain(SERVICES) {
         health.set_service_status(name, status).await;
     }
 }

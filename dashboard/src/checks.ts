@@ -12,11 +12,28 @@ const LISTED = 20;
 /** A comparison reads every reservation. */
 const COMPARISON = { timeoutMs: 60_000 };
 
+/** Who looks, or at which activity, may have changed when an answer comes: only the last question that
+ * was not dropped is answered here. */
+class Asked {
+  private last = 0;
+
+  /** Asks; tells whether the answer to it is still wanted. */
+  begin(): () => boolean {
+    const question = (this.last += 1);
+    return () => question === this.last;
+  }
+
+  drop(): void {
+    this.last += 1;
+  }
+}
+
 export class DeadLetters {
   readonly element: HTMLElement;
   private readonly text = make("p");
   private readonly items = make("ul.list");
   private readonly button: HTMLButtonElement;
+  private readonly asked = new Asked();
   private id = "";
 
   constructor() {
@@ -38,6 +55,8 @@ export class DeadLetters {
   }
 
   forget(): void {
+    this.asked.drop();
+    this.button.disabled = false;
     this.items.replaceChildren();
   }
 
@@ -50,10 +69,12 @@ export class DeadLetters {
   }
 
   private async list(): Promise<void> {
+    const isWanted = this.asked.begin();
     this.button.disabled = true;
     try {
       const request = { activityId: this.id, pageSize: LISTED };
       const { deadLetters, nextPageToken } = await admin.listDeadLetters(request, patience);
+      if (!isWanted()) return;
       const items = deadLetters.map(({ reservation, attempts, lastError }) =>
         make(
           "li",
@@ -68,6 +89,7 @@ export class DeadLetters {
       );
       this.items.replaceChildren(...items);
     } catch (error) {
+      if (!isWanted()) return;
       this.items.replaceChildren(make("li.problem", { role: "alert" }, sentence(error)));
     }
     this.button.disabled = false;
@@ -79,6 +101,7 @@ export class Reconciliation {
   private readonly text = make("p");
   private readonly items = make("ul.list");
   private readonly button: HTMLButtonElement;
+  private readonly asked = new Asked();
   private id = "";
   private told = false;
 
@@ -100,6 +123,8 @@ export class Reconciliation {
   }
 
   forget(): void {
+    this.asked.drop();
+    this.button.disabled = false;
     this.told = false;
     this.items.replaceChildren();
     this.draw();
@@ -118,14 +143,17 @@ export class Reconciliation {
   }
 
   private async compare(): Promise<void> {
+    const isWanted = this.asked.begin();
     this.button.disabled = true;
     this.told = true;
     this.items.replaceChildren();
     say(this.text, "Comparing …");
     try {
       const { report } = await admin.reconcile({ activityId: this.id, repair: false }, COMPARISON);
+      if (!isWanted()) return;
       if (report) this.tell(report);
     } catch (error) {
+      if (!isWanted()) return;
       say(this.text, "");
       this.items.replaceChildren(make("li.problem", { role: "alert" }, sentence(error)));
     }

@@ -1,6 +1,6 @@
 // The page: which activity is looked at, what is known of it, and when to ask again.
 
-import { admin, asksForToken, isUnknown, patience, sentence, token } from "./api.js";
+import { admin, asksForToken, isOutdated, isUnknown, patience, sentence, token } from "./api.js";
 import { ActivityList } from "./activities.js";
 import { Banner } from "./banner.js";
 import { announce } from "./dom.js";
@@ -39,8 +39,6 @@ class Dashboard {
   private activities: Activity[] = [];
   private pages = 1;
   private seen = true;
-  /** Counts who has looked: what one of them asked for is not answered to the next. */
-  private looker = 0;
 
   start(): void {
     (document.getElementById("top") as Element).append(this.banner.element);
@@ -87,7 +85,6 @@ class Dashboard {
 
   private identify(value: string): void {
     token.set(value);
-    this.looker += 1;
     announce(value ? "Signed in." : "The token is forgotten.");
     this.banner.forget();
     this.sale.forget();
@@ -105,13 +102,11 @@ class Dashboard {
   }
 
   private async listActivities(): Promise<void> {
-    const looker = this.looker;
     try {
       const activities: Activity[] = [];
       let pageToken = "";
       for (let page = 0; page < this.pages; page += 1) {
         const answer = await admin.listActivities({ pageSize: PAGE_SIZE, pageToken }, patience);
-        if (this.looker !== looker) return;
         activities.push(...answer.activities);
         pageToken = answer.nextPageToken;
         if (!pageToken) break;
@@ -125,7 +120,7 @@ class Dashboard {
         else this.sale.nothing();
       }
     } catch (error) {
-      if (this.looker === looker) this.failed(error);
+      this.failed(error);
     }
   }
 
@@ -166,12 +161,12 @@ class Dashboard {
 
   /** What the database has of the activity: titles, times, what was ordered. */
   private async describe(): Promise<void> {
-    const [id, looker] = [this.id, this.looker];
+    const id = this.id;
     if (id === undefined) return;
     const offers = this.offers;
     try {
       const { activity } = await admin.getActivity({ activityId: id }, patience);
-      if (!activity || this.id !== id || this.looker !== looker) return;
+      if (!activity || this.id !== id) return;
       const before = this.activity;
       this.activity = activity;
       offers.describe(activity.offers);
@@ -181,24 +176,24 @@ class Dashboard {
         announce(`${id} is ${stage(activity.state).word.toLowerCase()}.`);
       }
     } catch (error) {
-      if (this.id !== id || this.looker !== looker) return;
+      if (this.id !== id) return;
       if (isUnknown(error)) this.sale.unknown(id);
       this.failed(error);
     }
   }
 
   private async readPipeline(): Promise<void> {
-    const [id, looker] = [this.id, this.looker];
+    const id = this.id;
     try {
       const request = id === undefined ? {} : { activityId: id };
       const status: GetPipelineStatusResponse = await admin.getPipelineStatus(request, patience);
-      if (this.id !== id || this.looker !== looker) return;
+      if (this.id !== id) return;
       this.offers.pipeline(status.offers);
       this.list.stores(status, this.outcomes);
       this.sale.pipeline(status, Date.now());
     } catch (error) {
       // The line of the stream tells of a server that is away, and this one of who may not look.
-      if (asksForToken(error) && this.looker === looker) this.failed(error);
+      if (asksForToken(error)) this.failed(error);
     }
   }
 
@@ -211,6 +206,7 @@ class Dashboard {
   }
 
   private failed(error: unknown): void {
+    if (isOutdated(error)) return;
     if (asksForToken(error)) this.sale.stranger(() => this.banner.ask());
     this.banner.failed(sentence(error));
   }

@@ -16,7 +16,7 @@ use crate::{
     engine::{scripts::Refusal, segments::OfferLevels},
     entity::{offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
-    metrics::{Depth, MOST_OFFERS, OfferDepth},
+    metrics::{EngineDepth, MOST_OFFERS, OfferDepth, OutboxDepth},
     offer::Offer,
 };
 
@@ -87,44 +87,53 @@ impl Activities {
         Ok(status)
     }
 
-    /// What lies between reservations and orders, and what is left of the offers on sale: for the
-    /// metrics. While the engine is away its figures are left out.
-    ///
-    /// # Errors
-    /// The database is away.
-    pub async fn depth(self: &Arc<Self>) -> Result<Depth, Error> {
-        let now = self.database.clock();
+    /// What the engine has not heard to be in SQL, and what is left of the offers on sale: for the
+    /// metrics. `None` while the engine is away.
+    pub async fn engine_depth(self: &Arc<Self>) -> Option<EngineDepth> {
+        if self.engine_circuit.is_open() {
+            return None;
+        }
         let all = self.catalog.all();
         let offers: Vec<Arc<Offer>> =
             all.iter().flat_map(|activity| activity.offers.values().cloned()).collect();
-        let levels = match self.engine_circuit.is_open() {
-            true => None,
-            false => self.levels_of(&offers).await,
-        };
+        let levels = self.levels_of(&offers).await?;
+        let now = self.database.clock();
         let mut on_sale: Vec<OfferDepth> = Vec::new();
         let open = all.iter().filter(|activity| activity.phase(now) == Phase::Open);
         for offer in open.flat_map(|activity| activity.offers.values()) {
-            let found = levels.as_ref().and_then(|levels| levels.get(&offer.key.to_string()));
-            if let Some(Some(OfferLevels { total, stock, .. })) = found {
+            if let Some(Some(OfferLevels { total, stock, .. })) = levels.get(&offer.key.to_string())
+            {
                 let offer = offer.key.clone();
                 on_sale.push(OfferDepth { offer, total: *total, remaining: *stock });
             }
         }
         on_sale.sort_by(|a, b| a.offer.cmp(&b.offer));
         on_sale.truncate(MOST_OFFERS);
-        let figures = self.unfinished(now).await;
-        let depth = figures.map_err(|error| self.sql_failed(error))?;
-        Ok(Depth { unacked: levels.as_ref().map(unacked), offers: on_sale, ..depth })
+        let oldest = levels.values().flatten().filter_map(|levels| levels.oldest_unacked).min();
+        Some(EngineDepth {
+            unacked: unacked(&levels),
+            unacked_age: oldest.map(|taken| now.since(taken)).unwrap_or_default(),
+            offers: on_sale,
+        })
     }
 
-    async fn unfinished(&self, now: TimeMs) -> Result<Depth, DbErr> {
+    /// What lies between the outbox and the orders: for the metrics.
+    ///
+    /// # Errors
+    /// The database is away.
+    pub async fn outbox_depth(&self) -> Result<OutboxDepth, Error> {
+        let figures = self.unfinished(self.database.clock()).await;
+        figures.map_err(|error| self.sql_failed(error))
+    }
+
+    async fn unfinished(&self, now: TimeMs) -> Result<OutboxDepth, DbErr> {
         let reader = self.database.reader();
         let rows = |state| outbox::Entity::find().filter(outbox::due(state));
-        let mut depth = Depth {
+        let mut depth = OutboxDepth {
             pending: rows(OutboxState::Pending).count(reader).await?,
             releasing: rows(OutboxState::Releasing).count(reader).await?,
             dead: rows(OutboxState::Dead).count(reader).await?,
-            ..Depth::default()
+            lag: Duration::ZERO,
         };
         for state in [OutboxState::Pending, OutboxState::Releasing] {
             let first = rows(state)

@@ -22,16 +22,20 @@ const PAGE_SIZE: i32 = 200;
 #[derive(Debug, Subcommand)]
 pub enum Activity {
     /// Makes an activity of a YAML or JSON file, as in examples/sale.yaml.
+    ///
+    /// It is in review then: `seckill activity approve` is next.
+    ///
+    /// For example: seckill activity create -f examples/sale.yaml
     Create {
         /// The file; `-` reads stdin.
         #[arg(short, long, value_name = "FILE")]
         file: PathBuf,
     },
-    /// Prints the JSON schema of such a file, for editors.
+    /// Prints the JSON schema of the file that `create` reads, for editors.
     Schema,
     /// Lists activities, the latest start first.
     List {
-        /// Only those in this state, as in `active`.
+        /// Only those that are pending_review, scheduled, active, paused, ended or settled.
         #[arg(long, value_parser = parse_state)]
         state: Option<pb::ActivityState>,
     },
@@ -162,7 +166,7 @@ fn parse_state(text: &str) -> Result<pb::ActivityState, String> {
 
 /// The file of `activity create`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an activity, as in examples/sale.yaml")]
 struct SaleFile {
     activity_id: String,
     title: String,
@@ -175,7 +179,7 @@ struct SaleFile {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an offer, as in examples/sale.yaml")]
 struct OfferFile {
     sku_id: String,
     title: String,
@@ -288,6 +292,14 @@ mod tests {
             let error = parse(&EXAMPLE.replacen(from, to, 1)).expect_err(message);
             assert!(error.starts_with(message), "{error:?} should start with {message:?}");
         }
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_told_in_our_words() {
+        let error = parse("double-11").expect_err("no activity");
+        assert!(error.ends_with("expected an activity, as in examples/sale.yaml"), "{error}");
+        let error = parse("[]").expect_err("no activity");
+        assert!(error.contains("an activity, as in examples/sale.yaml"), "{error}");
     }
 
     #[test]

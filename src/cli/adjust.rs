@@ -12,6 +12,8 @@ use crate::api::pb;
 ///
 /// It is the whole number or nothing: where fewer units are left than are to be taken away, nothing
 /// changes, and the answer says how many could be.
+///
+/// For example: seckill adjust double-11 phone-1 -20 --reason "two boxes are broken"
 #[derive(Debug, Args)]
 pub struct Adjust {
     /// The activity.

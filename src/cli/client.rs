@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use super::{
-    Global,
+    DEFAULT_SERVER, Global,
     credentials::Credentials,
     failure::{Failure, RpcFailure, SERVER_SPEAKS_TLS, tls_failure},
 };
@@ -102,9 +102,14 @@ impl Client {
                 rpc.message
             ));
         }
-        match timeout(PROBE_LIMIT, speaks_tls(&self.server)).await {
-            Ok(Ok(true)) => Failure::Tls(SERVER_SPEAKS_TLS.to_owned()),
-            Ok(Ok(false) | Err(_)) | Err(_) => Failure::Rpc(rpc),
+        match timeout(PROBE_LIMIT, spoken(&self.server)).await {
+            Ok(Ok(Spoken::Tls)) => Failure::Tls(SERVER_SPEAKS_TLS.to_owned()),
+            Ok(Ok(Spoken::Http1)) => Failure::Unavailable(format!(
+                "{} speaks HTTP/1.1, as the port of metrics and the dashboard does; give the \
+                 address of gRPC (grpc.addr), as in {DEFAULT_SERVER}",
+                self.server
+            )),
+            Ok(Ok(Spoken::Other) | Err(_)) | Err(_) => Failure::Rpc(rpc),
         }
     }
 
@@ -153,15 +158,34 @@ pub(super) async fn connect(
         })
 }
 
-/// Whether a server answers HTTP/2 without TLS with the words of one that wants TLS.
-async fn speaks_tls(server: &str) -> io::Result<bool> {
-    let Some(authority) = server.strip_prefix("http://") else { return Ok(false) };
-    let mut socket = TcpStream::connect(authority.trim_end_matches('/')).await?;
-    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await?;
+/// What is spoken where a call without TLS ended without an answer.
+enum Spoken {
+    /// A server of ours that wants TLS.
+    Tls,
+    Http1,
+    Other,
+}
+
+async fn spoken(server: &str) -> io::Result<Spoken> {
+    let Some(authority) = server.strip_prefix("http://") else { return Ok(Spoken::Other) };
+    let authority = authority.trim_end_matches('/');
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    if said(authority, preface).await?.contains(SPEAKS_TLS) {
+        return Ok(Spoken::Tls);
+    }
+    let get = format!("GET / HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
+    let is_http1 = said(authority, get.as_bytes()).await?.starts_with("HTTP/1.");
+    Ok(if is_http1 { Spoken::Http1 } else { Spoken::Other })
+}
+
+/// The beginning of what is answered to these bytes.
+async fn said(authority: &str, bytes: &[u8]) -> io::Result<String> {
+    let mut socket = TcpStream::connect(authority).await?;
+    socket.write_all(bytes).await?;
     socket.shutdown().await?;
     let mut answer = Vec::new();
     socket.take(1_024).read_to_end(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer).contains(SPEAKS_TLS))
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 fn not_a_server(server: &str) -> Failure {

@@ -3,7 +3,7 @@
 use clap::Args;
 use clap_complete::Shell;
 
-use super::{Context, Exit, command, failure::Failure};
+use super::{Context, Exit, completed, failure::Failure};
 
 /// Prints the completions of a shell.
 ///
@@ -18,7 +18,7 @@ pub struct Completions {
 impl Completions {
     pub(super) fn run(self, context: &Context) -> Result<Exit, Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut command(), "seckill", &mut script);
+        clap_complete::generate(self.shell, &mut completed(), "seckill", &mut script);
         let script = String::from_utf8(script)
             .map_err(|_| Failure::Internal("the completions are not UTF-8".to_owned()))?;
         context.printer.data(&script);

@@ -16,6 +16,7 @@ use super::failure::Failure;
 
 /// Who calls, and which servers are trusted.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = super::CALLING)]
 pub struct Credentials {
     /// The bearer token to call with. Others on this machine can read arguments: rather use the
     /// variable, or --token-file.

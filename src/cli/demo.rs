@@ -37,6 +37,8 @@ const MAX_CHANNELS: u32 = 8;
 /// It starts a server of its own on the engine and the database of the settings; what is not set
 /// is kept in memory. Exits 1 when a unit was sold twice or lost, or when a buyer got more than
 /// allowed.
+///
+/// For example: seckill demo --units 100 --buyers 1000
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Units for sale, over all offers.

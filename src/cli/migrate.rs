@@ -11,9 +11,13 @@ use crate::{
 };
 
 /// Brings the schema of the database up to date, or back, or shows where it stands.
+///
+/// A server brings SQLite up to date by itself; on other databases it waits for this.
+///
+/// For example: seckill migrate status
 #[derive(Debug, Args)]
 pub struct Migrate {
-    /// The SQL database (database.url).
+    /// The SQL database (database.url) [not set anywhere: sqlite://data/seckill.db].
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
     #[command(subcommand)]

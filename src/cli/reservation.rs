@@ -8,6 +8,8 @@ use super::{Context, Exit, client::Client, failure::Failure, json};
 use crate::api::pb::{self, get_reservation_request::By};
 
 /// Takes units for one buyer; exits 1 unless they are RESERVED.
+///
+/// For example: seckill reserve double-11 phone-1 user-1
 #[derive(Debug, Args)]
 pub struct Reserve {
     /// The activity.
@@ -58,6 +60,8 @@ impl Reserve {
 }
 
 /// Gives a reservation back; exits 1 unless it is released, now or before.
+///
+/// For example: seckill release double-11 phone-1 user-1 RESERVATION_ID, as `reserve` printed it
 #[derive(Debug, Args)]
 pub struct Release {
     /// The activity.
@@ -95,6 +99,8 @@ impl Release {
 }
 
 /// Makes a reservation final; exits 1 unless it is CONFIRMED.
+///
+/// For example: seckill confirm double-11 phone-1 user-1 RESERVATION_ID, as `reserve` printed it
 #[derive(Debug, Args)]
 pub struct Confirm {
     /// The activity.
@@ -129,6 +135,8 @@ impl Confirm {
 /// Shows what became of a reservation, or of an attempt to get one.
 ///
 /// Name it by its id, or by activity, SKU, buyer and --request-id.
+///
+/// For example: seckill reservation --key double-11 phone-1 user-1 --request-id REQUEST_ID
 #[derive(Debug, Args)]
 #[command(override_usage = "seckill reservation [OPTIONS] <RESERVATION_ID>\n       \
     seckill reservation [OPTIONS] --key <ACTIVITY_ID> <SKU_ID> <USER_ID> --request-id <REQUEST_ID>")]

@@ -14,7 +14,12 @@ use crate::{
     telemetry,
 };
 
-/// Runs the server.
+/// Runs the server, until SIGTERM or SIGINT.
+///
+/// Settings come from a file, from variables such as SECKILL__GRPC__ADDR, and from these flags; the
+/// later wins. --print-config shows all of them, and where each comes from.
+///
+/// For example: seckill serve --engine-url redis://127.0.0.1:6379
 #[derive(Debug, Args)]
 pub struct Serve {
     /// Keep everything in memory and take a free port: for tests. Prints the address when ready.
@@ -33,16 +38,17 @@ pub struct Serve {
     /// Print config.example.toml and end.
     #[arg(long, hide = true)]
     print_example_config: bool,
-    /// Where to listen (grpc.addr).
+    /// Where to listen (grpc.addr) [not set anywhere: 127.0.0.1:50051].
     #[arg(long, value_name = "ADDR")]
     grpc_addr: Option<String>,
-    /// Where to listen for metrics and probes (http.addr); empty: nowhere.
+    /// Where to listen for metrics and probes (http.addr); empty: nowhere [not set anywhere:
+    /// 127.0.0.1:9090].
     #[arg(long, value_name = "ADDR")]
     http_addr: Option<String>,
-    /// The stock engine (engine.url); empty: the embedded one.
+    /// The stock engine (engine.url) [not set anywhere, or empty: the embedded one].
     #[arg(long, value_name = "URL")]
     engine_url: Option<String>,
-    /// The SQL database (database.url).
+    /// The SQL database (database.url) [not set anywhere: sqlite://data/seckill.db].
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
 }

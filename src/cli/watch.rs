@@ -29,6 +29,8 @@ const OTHER_LINES: usize = 3;
 /// Shows the stock of an activity as it changes, until the activity is settled.
 ///
 /// A table that is drawn over itself on a terminal, a line per change elsewhere.
+///
+/// For example: seckill watch double-11 --sku phone-1
 #[derive(Debug, Args)]
 pub struct Watch {
     /// The activity.
@@ -36,7 +38,7 @@ pub struct Watch {
     /// Only this offer; repeat it for more [without it: all].
     #[arg(long = "sku", value_name = "SKU_ID")]
     skus: Vec<String>,
-    /// The least time between two messages about one offer, as in 1s.
+    /// The least time between two messages about one offer, as in 1s [without it: none].
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     min_interval: Option<Duration>,
 }

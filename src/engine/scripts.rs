@@ -241,6 +241,8 @@ pub struct Levels {
     pub out: u64,
     /// Units that came from other segments, less those that went there for good.
     pub moved: i64,
+    /// When the reservation was taken that has been unacknowledged longest.
+    pub oldest_unacked: Option<TimeMs>,
 }
 
 impl Levels {
@@ -554,6 +556,7 @@ impl SegmentScripts {
             aside: reply.number()?,
             out: reply.number()?,
             moved: reply.number()?,
+            oldest_unacked: reply.word()?.parse().ok().map(TimeMs),
         }))
     }
 

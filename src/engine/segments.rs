@@ -21,7 +21,7 @@ use super::{
     scripts::{Answer, Levels, Refusal, Stamp},
     verdict::Verdict,
 };
-use crate::domain::BuyerId;
+use crate::domain::{BuyerId, TimeMs};
 
 /// All segments of one offer, in their order; at least one.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub struct OfferLevels {
     pub held: u64,
     pub reservations: u64,
     pub unacked: u64,
+    /// When the reservation was taken that has been unacknowledged longest.
+    pub oldest_unacked: Option<TimeMs>,
     pub aside: u64,
     /// Units that are on their way between segments, or were a moment ago.
     pub out: u64,
@@ -68,6 +70,7 @@ impl OfferLevels {
             held: sum(|levels| levels.held),
             reservations: sum(|levels| levels.reservations),
             unacked: sum(|levels| levels.unacked),
+            oldest_unacked: all.iter().filter_map(|levels| levels.oldest_unacked).min(),
             aside: sum(|levels| levels.aside),
             out: sum(|levels| levels.out),
         })

@@ -113,6 +113,8 @@ families! {
         "How long the outbox row has been due that has been due longest.";
     UNACKED = "seckill_unacked_reservations", Kind::Gauge, [],
         "Taken in the engine, and not yet known there to be in SQL.";
+    UNACKED_AGE = "seckill_unacked_age_seconds", Kind::Gauge, [],
+        "How long ago the oldest of these was taken; 0 if there is none.";
     BATCH_ORDERS = "seckill_poller_batch_orders", Kind::Histogram(ROWS), [],
         "How many orders one transaction of the poller made.";
     BATCH_TIMES = "seckill_poller_batch_seconds", Kind::Histogram(COMMIT_SECONDS), [],

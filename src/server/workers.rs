@@ -154,13 +154,16 @@ async fn forget(parts: Parts) {
 async fn measure(parts: Parts) {
     let mut pause = MEASURE_EVERY;
     while sleep(&parts, pause).await {
-        if parts.database_circuit.is_open() {
-            continue;
-        }
         let begun = Instant::now();
-        match parts.activities.depth().await {
-            Ok(depth) => metrics::measured(depth),
-            Err(error) => note_failure("figures", &error),
+        // What is taken and not recorded shows best while the database is away.
+        if let Some(depth) = parts.activities.engine_depth().await {
+            metrics::engine_measured(depth);
+        }
+        if !parts.database_circuit.is_open() {
+            match parts.activities.outbox_depth().await {
+                Ok(depth) => metrics::outbox_measured(depth),
+                Err(error) => note_failure("figures", &error),
+            }
         }
         pause = MEASURE_EVERY.max(begun.elapsed() * REST);
     }

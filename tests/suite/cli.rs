@@ -42,6 +42,17 @@ fn help_is_data_and_tells_the_exit_codes() {
 }
 
 #[test]
+fn help_is_a_word_too() {
+    for words in [&[][..], &["serve"], &["activity", "create"]] {
+        let asked = seckill(&[&["help"], words].concat());
+        assert_eq!(asked.status.code(), Some(0), "{words:?}");
+        let help = seckill(&[words, &["--help"]].concat());
+        assert_eq!(stdout(&asked), stdout(&help), "{words:?}");
+    }
+    assert_eq!(seckill(&["help", "no-such-command"]).status.code(), Some(64));
+}
+
+#[test]
 fn wrong_arguments_end_with_64() {
     for args in [
         &["--no-such-flag"][..],
@@ -185,6 +196,69 @@ fn every_command_has_help_with_the_exit_codes_and_a_page() {
     let output = seckill(&["man", "--dir", "/dev/null/man1"]);
     assert_eq!(output.status.code(), Some(64));
     assert!(stderr(&output).contains("/dev/null/man1 can't be written"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_command_shows_and_takes_only_what_it_does_something_with() {
+    let callers = "activity adjust audit confirm dead-letters health rebuild reconcile release \
+                   reservation reserve smoke status warmup watch";
+    let of_callers = "server timeout token token-file ca-file cert-file key-file";
+    let mut found = Vec::new();
+    commands(&[], &stdout(&seckill(&["--help"])), &mut found);
+    let fish = stdout(&seckill(&["completions", "fish"]));
+    for (words, help) in found {
+        let first = words.split('-').next().expect("a word");
+        let calls = words != "activity-schema"
+            && callers
+                .split(' ')
+                .any(|name| words == name || words.starts_with(&format!("{name}-")));
+        let reads = ["serve", "migrate", "demo", "bench", "doctor"].contains(&first)
+            && words != "bench-report";
+        let shows = |option: &str| help.contains(&format!(" --{option} <"));
+        for option in of_callers.split(' ') {
+            let takes = calls || (words == "demo" && option == "timeout");
+            assert_eq!(shows(option), takes, "{words} {option}");
+        }
+        assert_eq!(shows("config"), reads, "{words}");
+        assert!(shows("output"), "{words}");
+        if !words.contains('-') {
+            let completes = |option: &str| {
+                let end = if help.contains("Commands:\n") { "; and not" } else { "\"" };
+                let command = format!("using_subcommand {words}{end}");
+                let lines = fish.lines().filter(|line| line.contains(&command));
+                lines.filter(|line| line.contains(&format!("-l {option} "))).count() > 0
+            };
+            assert_eq!(completes("server"), calls, "{words}");
+            assert_eq!(completes("config"), reads, "{words}");
+        }
+    }
+
+    for (args, says) in [
+        (
+            &["serve", "--check-config", "--server", "http://a"][..],
+            "`seckill serve` takes no --server",
+        ),
+        (
+            &["--token", "hunter2", "serve", "--check-config"],
+            "takes no --token: it calls no server",
+        ),
+        (&["migrate", "status", "--timeout", "1s"], "`seckill migrate status` takes no --timeout"),
+        (&["token", "new", "n", "--role", "ops", "--ca-file", "f"], "takes no --ca-file"),
+        (&["activity", "schema", "--server", "http://a"], "`seckill activity schema` takes no"),
+        (&["status", "--config", "f"], "`seckill status` takes no --config: it reads no settings"),
+    ] {
+        let output = seckill(args);
+        assert_eq!(output.status.code(), Some(64), "{args:?}");
+        let text = stderr(&output);
+        assert!(text.contains(says) && !text.contains("hunter2"), "{args:?}: {text}");
+        assert_eq!(stdout(&output), "", "{args:?}");
+    }
+    // What the environment says holds for all commands.
+    let variables = [("SECKILL_SERVER", "http://a"), ("SECKILL_TOKEN", "hunter2")];
+    let output = seckill_with(&["serve", "--check-config"], &variables);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let output = seckill_with(&["activity", "schema"], &[("SECKILL_CONFIG", "no-such-file")]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[test]

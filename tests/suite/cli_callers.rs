@@ -243,8 +243,13 @@ async fn the_wrong_scheme_is_told() {
     assert!(text.contains("the server speaks TLS: give its address as https://"), "{text}");
     shop.server.stop().await;
 
-    let serve = Serve::over(&Settings::default()).with("DATABASE__URL", "sqlite::memory:");
+    let serve = Serve::over(&Settings::default())
+        .with("DATABASE__URL", "sqlite::memory:")
+        .with("HTTP__ADDR", "127.0.0.1:0");
     let mut plain = serve.start().await;
+    let metrics = format!("http://{}", plain.http_addr());
+    let text = printed(&seckill(&["health"], &[("SECKILL_SERVER", &metrics)]).await, 69);
+    assert!(text.contains("speaks HTTP/1.1") && text.contains("(grpc.addr)"), "{text}");
     let https = format!("https://localhost:{}", plain.addr.port());
     let variables = [("SECKILL_SERVER", https.as_str()), ("SECKILL_CA_FILE", shop.ca.as_str())];
     let text = printed(&seckill(&["health"], &variables).await, 69);

@@ -160,7 +160,12 @@ async fn health_is_an_exit_code() {
     assert_eq!(json(addr, 0, &order).await["status"], "SERVING");
     let admin = ["health", "--service", "seckill.v1.SeckillAdmin"];
     assert_eq!(json(addr, 1, &admin).await["status"], "NOT_SERVING");
-    assert_eq!(json(addr, 1, &["health", "--service", "x"]).await["error"]["code"], "NOT_FOUND");
+    let typo = json(addr, 64, &["health", "--service", "seckill.v1.Sekill"]).await;
+    assert_eq!(
+        typo["error"]["message"],
+        "--service \"seckill.v1.Sekill\": the server has no such service; one of Seckill has \
+         seckill.v1.Seckill and seckill.v1.SeckillAdmin"
+    );
 }
 
 #[tokio::test]
@@ -197,9 +202,8 @@ async fn a_smoke_test_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_reader_that_has_enough_ends_a_command_quietly() {
-    let (_, addr, _server) = StandIn::start(Fault::None).await;
     let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_seckill"))
-        .args(["--server", &format!("http://{addr}"), "completions", "bash"])
+        .args(["completions", "bash"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()

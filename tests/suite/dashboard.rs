@@ -8,11 +8,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use sea_orm::{ColumnTrait as _, EntityTrait as _, PaginatorTrait as _, QueryFilter as _};
+use sea_orm::{
+    ColumnTrait as _, EntityTrait as _, PaginatorTrait as _, QueryFilter as _, sea_query::Expr,
+};
 use seckill::{
     api::pb::{self, seckill_admin_client::SeckillAdminClient},
     config::{Role, Token, digest},
-    entity::{activities, audit, offers, orders},
+    entity::{activities, audit, offers, orders, outbox},
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -263,6 +265,12 @@ fn picture(name: &str) -> PathBuf {
 const VIEWER: &str = "viewer-token-9d1c";
 const OPS: &str = "ops-token-e3f0";
 
+/// What the settings have of a token.
+fn entry(name: &str, role: Role, token: &str) -> String {
+    let digest = digest(token.as_bytes());
+    Token { name: name.into(), role, digest }.entry().unwrap()
+}
+
 async fn sign_in(browser: &mut Browser, token: &str) {
     browser.press("Sign in").await;
     browser.until("it asks", "document.querySelector('dialog[open] input:focus')").await;
@@ -278,10 +286,6 @@ async fn an_operator_pauses_with_a_token_and_nobody_else_does() {
         let mut server = serve(fresh).start().await;
         open_sale(&server, a_few_offers()).await;
         server.stop().await;
-        let entry = |name: &str, role, token: &str| {
-            let digest = digest(token.as_bytes());
-            Token { name: name.into(), role, digest }.entry().unwrap()
-        };
         let tokens =
             [entry("screen", Role::Viewer, VIEWER), entry("anna", Role::Ops, OPS)].join(",");
         let mut server = serve(fresh).with("AUTH__TOKENS", tokens).start().await;
@@ -370,6 +374,88 @@ async fn an_operator_pauses_with_a_token_and_nobody_else_does() {
         assert!(browser.asked().iter().all(|url| !url.contains(OPS) && !url.contains(VIEWER)));
         keeps_to_itself(&browser, &page);
         assert_eq!(browser.complaints(), Vec::<String>::new());
+        server.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_asked_with_a_forgotten_token_or_of_another_activity_is_not_shown() {
+    databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+        // A sale from before tokens were asked for, with a dead letter.
+        let mut server = serve(fresh).start().await;
+        open_sale(&server, a_few_offers()).await;
+        let request = pb::ReserveRequest {
+            activity_id: SALE.into(),
+            sku_id: "phone-256".into(),
+            user_id: "u-1".into(),
+            ..Default::default()
+        };
+        let answer = server.seckill().await.reserve(request).await.unwrap().into_inner();
+        let reservation_id = answer.reservation.unwrap().reservation_id;
+        server.stop().await;
+        let dead = outbox::Entity::update_many()
+            .col_expr(outbox::Column::State, Expr::value(outbox::OutboxState::Dead))
+            .exec(fresh.writer())
+            .await
+            .unwrap();
+        assert_eq!(dead.rows_affected, 1);
+        let tokens = [entry("screen", Role::Viewer, VIEWER), entry("anna", Role::Ops, OPS)];
+        let mut server = serve(fresh).with("AUTH__TOKENS", tokens.join(",")).start().await;
+
+        let mut browser = Browser::open(DESK).await;
+        browser.go(&page(&server)).await;
+        browser.shows("This server asks who you are").await;
+        // Answers of these two come when they are let go, whoever has given them up meanwhile.
+        browser
+            .js("window.held = []; window.polls = 0; const ask = window.fetch;
+                 window.fetch = (url, call) => {
+                   if (String(url).includes('GetPipelineStatus')) window.polls += 1;
+                   if (!/Reconcile|ListDeadLetters/.test(url)) return ask(url, call);
+                   const answer = ask(url, { ...call, signal: undefined });
+                   return new Promise((take) => window.held.push(() => take(answer)));
+                 }")
+            .await;
+        let asks = async |browser: &mut Browser| {
+            browser.press("Show them").await;
+            browser.press("Compare now").await;
+            browser.until("both are asked", "window.held.length === 2").await;
+        };
+        let let_go = "window.polls = 0; window.held.splice(0).forEach((answer) => answer())";
+        let shows_nothing = async |browser: &mut Browser| {
+            browser.js(let_go).await;
+            browser.until("the page asks again, and later than that", "window.polls > 1").await;
+            let text = browser.js("document.body.textContent").await;
+            let text = text.as_str().unwrap();
+            assert!(
+                !text.contains(&reservation_id) && !text.contains("of 6 offers agree at"),
+                "{text}"
+            );
+        };
+        sign_in(&mut browser, OPS).await;
+        asks(&mut browser).await;
+        browser.js(let_go).await;
+        browser.shows(&reservation_id).await;
+        browser.shows("of 6 offers agree at").await;
+
+        // Forgotten, and another one in its place.
+        asks(&mut browser).await;
+        browser.press("Forget token").await;
+        sign_in(&mut browser, VIEWER).await;
+        browser.shows("1 reservation could not become an order").await;
+        shows_nothing(&mut browser).await;
+        // Who looks now is answered.
+        asks(&mut browser).await;
+        browser.js(let_go).await;
+        browser.shows("ListDeadLetters needs the role ops").await;
+        browser.shows("Reconcile needs the role ops").await;
+
+        browser.press("Forget token").await;
+        sign_in(&mut browser, OPS).await;
+        asks(&mut browser).await;
+        browser.js("location.hash = 'activity=another'").await;
+        browser.shows("There is no activity another").await;
+        shows_nothing(&mut browser).await;
         server.stop().await;
     })
     .await;

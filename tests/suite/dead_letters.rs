@@ -52,7 +52,7 @@ on_every_ground! {
             expected.push(a_dead_letter(&world, &key, buyer).await.reservation_id);
         }
         world.win(&key, "u4", "r").await;
-        assert_eq!(world.parts.activities.depth().await.unwrap().dead, 3);
+        assert_eq!(world.parts.activities.outbox_depth().await.unwrap().dead, 3);
         let mut query = PageQuery {
             page_size: 2,
             page_token: String::new(),

@@ -7,7 +7,7 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use seckill::{
@@ -31,7 +31,8 @@ use crate::support::{
     process::{Process, Serve},
     redis_server::RedisServer,
     scrape::{get, metrics},
-    wire::Wire,
+    wire::{AtCommit, Wire},
+    within,
     world::{Ground, Sale},
 };
 
@@ -255,6 +256,7 @@ async fn the_pipeline_and_the_offers_on_sale_are_measured() {
                 ("seckill_outbox_rows{state=\"dead\"}", 0.0),
                 ("seckill_outbox_lag_seconds", 0.0),
                 ("seckill_unacked_reservations", 0.0),
+                ("seckill_unacked_age_seconds", 0.0),
                 ("seckill_poller_rows_total{result=\"ordered\"}", 1.0),
                 ("seckill_poller_batch_orders_sum", 1.0),
             ],
@@ -262,6 +264,86 @@ async fn the_pipeline_and_the_offers_on_sale_are_measured() {
         assert!(found["seckill_sweeper_pass_seconds_count"] >= 1.0);
     })
     .await;
+}
+
+/// A reservation stays taken and not recorded by this fault, which tells its buyer: its age shows
+/// until the sweeper is there.
+async fn grows_old(
+    ground: &Ground<'_>,
+    grace_ms: u64,
+    fault: impl AsyncFnOnce(&Wire, &Shop) -> String,
+) {
+    let world = ground.world().await;
+    let key = world.open_sale(&Sale { total: 20, ..Sale::default() }).await;
+    world.close().await;
+    let settings = ground.settings();
+    let mut url = url::Url::parse(settings.database.url.expose()).unwrap();
+    let store = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap());
+    let wire = Wire::to(store.parse().unwrap()).await;
+    url.set_port(Some(wire.addr.port())).unwrap();
+    let serve = Serve::over(&settings)
+        .with("DATABASE__URL", url)
+        .with("SWEEPER__GRACE_MS", grace_ms)
+        .with("HTTP__ADDR", "127.0.0.1:0");
+    let mut process = serve.start().await;
+    let addr = process.http_addr();
+    let shop = Shop::new(&key, process.channel().await);
+    assert_series(&metrics(addr).await, &[("seckill_unacked_age_seconds", 0.0)]);
+
+    let begun = Instant::now();
+    let buyer = fault(&wire, &shop).await;
+    let found = within(Duration::from_secs(20), "its age shows", async || {
+        let found = metrics(addr).await;
+        (found["seckill_unacked_age_seconds"] > 0.0).then_some(found)
+    })
+    .await;
+    assert_series(&found, &[("seckill_unacked_reservations", 1.0)]);
+    let age = found["seckill_unacked_age_seconds"];
+    assert!(age <= begun.elapsed().as_secs_f64() + 0.1, "{age}");
+
+    wire.mend();
+    within(Duration::from_secs(20), "it is recorded", async || {
+        let found = metrics(addr).await;
+        (found["seckill_unacked_age_seconds"] == 0.0).then_some(())
+    })
+    .await;
+    let answer = shop.insist(&buyer, "r").await;
+    assert!(answer.replayed, "it is the same: {answer:?}");
+    process.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_age_of_what_is_not_recorded_shows_until_it_is() {
+    let lost_commit = async |fresh: &Fresh| {
+        // Long enough to be measured before the sweeper comes.
+        grows_old(&Ground::embedded(fresh), 7_000, async |wire, shop| {
+            for nth in 0.. {
+                let buyer = format!("u{nth}");
+                // Somebody else's COMMIT may come first.
+                wire.trap(AtCommit::LoseRequest, 1);
+                if let Err(unknown) = shop.reserve(&buyer, "r").await {
+                    assert_eq!(unknown.code(), Code::Unavailable);
+                    return buyer;
+                }
+            }
+            unreachable!("it goes on for ever")
+        })
+        .await;
+    };
+    let silent_database = async |fresh: &Fresh| {
+        grows_old(&Ground::redis(fresh).await, 500, async |wire, shop| {
+            wire.open_hole();
+            let unknown = shop.reserve("u1", "r").await.unwrap_err();
+            assert_eq!(unknown.code(), Code::Unavailable);
+            "u1".to_owned()
+        })
+        .await;
+    };
+    // Each waits for seconds until the next measurement.
+    tokio::join!(
+        databases::run(Fresh::postgres().await, lost_commit),
+        databases::run(Fresh::postgres().await, silent_database),
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,8 +3,11 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use sea_orm::{
@@ -16,6 +19,7 @@ use seckill::{
     domain::{OfferKey, ReleaseOutcome, ReserveOutcome},
     entity::{orders, orders::OrderState, outbox::OutboxState},
     error::Error,
+    metrics::EngineDepth,
     outbox::writer::{NewRow, Written},
     server::{Parts, StartError},
 };
@@ -235,6 +239,43 @@ on_every_ground! {
         }
         assert_eq!(world.sweep().await, 0);
         world.assert_balanced(&key, 2).await;
+    }
+
+    async fn the_age_of_what_nobody_acknowledged_is_that_of_the_oldest(ground: &Ground<'_>) {
+        let world = ground.world().await;
+        let key = world.open_sale(&Sale { segments: 2, ..units(5) }).await;
+        let offer = world.offer(&key).await;
+        let depth = async || world.parts.activities.engine_depth().await.unwrap();
+        let is_at_rest = |depth: EngineDepth| depth.unacked == 0 && depth.unacked_age.is_zero();
+        assert!(is_at_rest(depth().await));
+        let (first, since) = (world.take(&key, "ann", "r1").await, Instant::now());
+        let old = Duration::from_millis(50);
+        crate::support::eventually("it grows old", async || {
+            (depth().await.unacked_age > old).then_some(())
+        })
+        .await;
+        // One in the other segment, and one in the same.
+        let second = world.take(&key, "bob", "r1").await;
+        let third = world.take(&key, "201605131024011014", "r1").await;
+        let homes = [&first, &second, &third].map(|row| offer.home(&row.buyer));
+        assert!(Arc::ptr_eq(homes[0], homes[2]) && !Arc::ptr_eq(homes[0], homes[1]));
+        let three = depth().await;
+        assert_eq!(three.unacked, 3);
+        assert!((old..since.elapsed() + old).contains(&three.unacked_age), "{three:?}");
+        // SQL holds the first one, and the engine knows it.
+        world.write(&first).await.unwrap();
+        let acknowledged = [(&first.buyer, first.slot, &first.order_no, None)];
+        let written = homes[0].scripts.acknowledge(first.epoch, acknowledged.into_iter());
+        written.await.unwrap().unwrap();
+        let two = depth().await;
+        assert_eq!(two.unacked, 2);
+        assert!(two.unacked_age + old / 2 < since.elapsed(), "{two:?}");
+        assert_eq!(world.sweep().await, 2);
+        crate::support::eventually("none is left", async || {
+            is_at_rest(depth().await).then_some(())
+        })
+        .await;
+        world.assert_balanced(&key, 3).await;
     }
 
     async fn the_sweeper_of_a_server_that_sells_nothing_follows_a_rebuild(ground: &Ground<'_>) {
