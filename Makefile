@@ -8,7 +8,7 @@ CARGO_DENY_VERSION := 0.20.2
 .DEFAULT_GOAL := help
 .PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo dashboard
 .PHONY: pictures image deny clean
-.PHONY: check-deploy check-fmt check-clippy check-proto check-lua check-docs check-scripts
+.PHONY: check-clients check-deploy check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ soak: services ## search for hours for what breaks a promise: SECKILL_SIM_SECOND
 	SECKILL_MODEL_STEPS=$${SECKILL_MODEL_STEPS:-500000} \
 	  scripts/with-services cargo test --locked --test suite -- model::
 
-lint: check-fmt check-proto check-lua check-clippy check-docs ## run every check that is not a test
+lint: check-fmt check-proto check-lua check-scripts check-deploy check-clippy check-docs ## run every check that is not a test
 
 fmt: ## format the Rust code
 	cargo fmt --all
@@ -65,8 +65,11 @@ pictures: services ## take the pictures of the dashboard in docs/images anew, of
 image: ## build the image of the Dockerfile and sell something in it, without an engine for containers (long)
 	scripts/image-test
 
-check-deploy: ## the manifests, the unit and the example are as Kubernetes, systemd and the schema want them
+check-deploy: services ## the manifests, the unit and the example are as Kubernetes, systemd and the schema want them
 	scripts/check-deploy
+
+check-clients: ## the clients in Go and Java compile, where Debian's packages for them are installed
+	scripts/check-clients
 
 deny: ## licences, sources and banned crates; compiles cargo-deny into target/tools (minutes)
 	[ -x target/tools/cargo-deny/bin/cargo-deny ] || \
@@ -91,6 +94,6 @@ check-lua: services ## luacheck finds nothing wrong with the scripts
 check-docs: ## the API documentation builds without a warning
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --locked
 
-check-scripts: ## shellcheck, where it is installed, finds nothing wrong with the shell scripts
+check-scripts: services ## shellcheck finds nothing wrong with the shell scripts
 	shellcheck --external-sources .ci/run scripts/locate.sh scripts/install-services scripts/with-services \
-	  scripts/image-test scripts/check-deploy examples/python/generate examples/go/generate
+	  scripts/image-test scripts/check-clients scripts/check-deploy examples/python/generate examples/go/generate

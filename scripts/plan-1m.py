@@ -10,6 +10,9 @@ what it measured. The rest is queueing. A group of calls that reach one server i
 is one event; it waits for the server's cores, may go on to a Redis and a database, and is answered. The
 same arguments give the same answer: chance has a seed.
 
+With --tables it prints what stands in docs/scaling.md: `UPDATE_EXPECT=1 cargo test --test suite -- plans`
+puts it there.
+
 Needs Python 3.8 and nothing else. Exits with 0 if the plan holds and with 1 if it does not.
 """
 
@@ -17,6 +20,7 @@ import argparse
 import heapq
 import itertools
 import json
+import math
 import pathlib
 import random
 import sys
@@ -40,7 +44,7 @@ def measured(file, name):
     return next(figure["median"] for figure in figures if figure["figure"] == name)
 
 
-def arguments():
+def arguments(words=None):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n", 1)[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -68,7 +72,8 @@ def arguments():
     add("--store-per-s", type=float, help="wins of a master or a database, in place of the measured")
     add("--seed", type=int, default=1, help="of chance")
     add("--short", action="store_true", help="its first second alone")
-    plan = parser.parse_args()
+    add("--tables", action="store_true", help="the tables of docs/scaling.md, and nothing else")
+    plan = parser.parse_args(words)
     if plan.short:
         plan.seconds, plan.hold, plan.decay = 1.2, 0.8, 0.2
     if plan.refusal_us is None:
@@ -144,6 +149,8 @@ class Sale:
         # Calls are dealt evenly to the clients, so the bucket of one stands for all.
         self.tokens = TOKENS
         self.events, self.order = [], itertools.count()
+        # Who will ask once more in which millisecond.
+        self.again = {}
         self.told = {}
         self.refused, self.in_vain, self.won = Latencies(), Latencies(), Latencies()
 
@@ -186,6 +193,10 @@ class Sale:
         self.deal(time, max(0, round(self.chance.gauss(mean, mean**0.5))), 1)
 
     def deal(self, time, count, attempt):
+        for server, here in self.dealt(count):
+            self.reach(time, server, here, attempt)
+
+    def dealt(self, count):
         """The balancer: to each server its share."""
         servers = [server for server in self.servers if not server.is_lost]
         shares = sum(server.share for server in servers)
@@ -193,7 +204,7 @@ class Sale:
             here = self.some_of(count, server.share / shares)
             count, shares = count - here, shares - server.share
             if here:
-                self.reach(time, server, here, attempt)
+                yield server, here
 
     def reach(self, time, server, count, attempt):
         """Some calls reach a server: most are refused from its memory."""
@@ -228,15 +239,18 @@ class Sale:
             self.tell(what, count)
             if what != "asked again":
                 again = self.some_of(count, self.plan.again)
-                self.at(done + self.plan.again_after * self.chance.uniform(0.5, 1.5), self.ask_again, again)
+                when = done + self.plan.again_after * self.chance.uniform(0.5, 1.5)
+                tick = int(when / TICK) + 1
+                if tick not in self.again:
+                    self.again[tick] = 0
+                    self.at(tick * TICK, self.ask_again, tick)
+                self.again[tick] += again
 
-    def ask_again(self, time, count):
+    def ask_again(self, time, tick):
         """Buyers who do not believe it; at most once each, since these are not counted again."""
-        for server in self.servers:
-            here = self.some_of(count, 1 / len(self.servers))
-            if here and not server.is_lost:
-                done = server.add(time, here * self.refusal)
-                self.refuse(time, done, "asked again", here, self.refused)
+        for server, here in self.dealt(self.again.pop(tick)):
+            done = server.add(time, here * self.refusal)
+            self.refuse(time, done, "asked again", here, self.refused)
 
     def repeat(self, time, count, attempt):
         """The library of a client repeats, while its bucket of tokens is more than half full."""
@@ -284,6 +298,16 @@ class Sale:
         if self.told["RESERVED"] == self.plan.units:
             self.sold_at = time
 
+    def judged(self):
+        """What the plan has to keep: its name, how it came out, and the most that it may be."""
+        return (
+            ("busiest server", max(queue.busiest() for queue in self.servers), MOST_BUSY),
+            ("units are sold within", self.sold_at, SOLD_WITHIN),
+            ("p99 of a refusal from memory", self.refused.percentile(0.99), REFUSAL_P99),
+            ("p99 of a win", self.won.percentile(0.99), WIN_P99),
+            ("p99 of a refusal by the engine", self.in_vain.percentile(0.99), WIN_P99),
+        )
+
     def report(self):
         plan = self.plan
         print(f"{plan.peak:,.0f} requests a second for {plan.units:,} units of {plan.offers} offers")
@@ -293,43 +317,112 @@ class Sale:
         )
         print(
             f"a refusal {plan.refusal_us:.1f} µs, a win {plan.win_us:.1f} µs of a server, and "
-            f"{plan.network:.0%} of that for the network; a store does {plan.store_per_s:,.0f} wins/s"
+            f"{percent(plan.network)} of that for the network; a store does {plan.store_per_s:,.0f} wins/s"
         )
         print()
         for what, count in sorted(self.told.items()):
             print(f"{count:12,}  {what}")
         print()
-        missed = []
-
-        def check(what, figure, most, unit):
-            holds = figure is not None and figure <= most
-            shown = "never" if figure is None else unit(figure)
-            print(f"{'ok    ' if holds else 'MISSED'}  {what}: {shown} (at most {unit(most)})")
-            if not holds:
-                missed.append(what)
-
-        def percent(share):
-            return f"{share:.0%}"
-
-        def seconds(span):
-            return f"{span * 1000:,.1f} ms"
-
-        check("busiest server", max(queue.busiest() for queue in self.servers), MOST_BUSY, percent)
-        check("units are sold within", self.sold_at, SOLD_WITHIN, seconds)
-        check("p99 of a refusal from memory", self.refused.percentile(0.99), REFUSAL_P99, seconds)
-        check("p99 of a win", self.won.percentile(0.99), WIN_P99, seconds)
-        check("p99 of a refusal by the engine", self.in_vain.percentile(0.99), WIN_P99, seconds)
+        missed = missed_by(self.judged())
+        for what, figure, most in self.judged():
+            unit = percent if what == "busiest server" else milliseconds
+            verdict = "MISSED" if what in missed else "ok    "
+            print(f"{verdict}  {what}: {unit(figure)} (at most {unit(most)})")
         # While units are left the stores are as busy as they can be; that ends when all is sold.
         for what, queues in (("master", self.masters), ("database", self.databases)):
             longest = max(queue.longest for queue in queues)
-            print(f"        longest queue at a {what}: {seconds(longest)}")
+            print(f"        longest queue at a {what}: {milliseconds(longest)}")
         print()
         print("the plan holds" if not missed else f"the plan does not hold: {', '.join(missed)}")
         return 1 if missed else 0
 
 
+def missed_by(judged):
+    return [what for what, figure, most in judged if figure is None or figure > most]
+
+
+def percent(share):
+    return f"{share * 100:.0f} %"
+
+
+def milliseconds(span):
+    return "never" if span is None else f"{span * 1000:,.1f} ms"
+
+
+def cell(span):
+    """A time in a table, to two digits."""
+    if span is None:
+        return "never"
+    if span == 0:
+        return "0 ms"
+    digits = 1 - math.floor(math.log10(span * 1000))
+    shown = round(span * 1000, digits)
+    return f"{shown / 1000:g} s" if shown >= 100 else f"{shown:g} ms"
+
+
+PLANS = (
+    ("16 servers, 3 masters, 1 database", ""),
+    ("14 servers", "--servers 14"),
+    ("12 servers", "--servers 12"),
+    ("16 servers, 100,000 units", "--units 100000"),
+    ("the same with 6 masters, 4 databases", "--units 100000 --masters 6 --databases 4"),
+)
+
+
+def tables():
+    """The tables of docs/scaling.md."""
+    plan = arguments([])
+    refusal = plan.refusal_us * (1 + plan.network)
+    calls = measured("sold-out-redis-postgres.json", "engine_calls_per_refusal")
+    print(
+        f"""\
+| what | measured | for the plan |
+| --- | --- | --- |
+| a refusal from memory | {plan.refusal_us:.1f} µs of the server (`refusal_cpu_us`) | {refusal:.0f} µs: \
+as much again for the kernel's network |
+| a win | {plan.win_us:.1f} µs of the server (`win_cpu_us`) | {plan.win_us * (1 + plan.network):.0f} µs |
+| wins a second of Redis, PostgreSQL and server on two cores | {plan.store_per_s:,.0f} \
+(`saturation_per_s`) | each Redis master, and each database, does as much alone; it does more |
+| engine calls per refusal | {calls:.2g} | none |
+"""
+    )
+    cores = plan.peak * refusal / 1e6
+    again = cores * (1 + plan.again)
+    even = again / MOST_BUSY
+    uneven = even * (1 + plan.uneven)
+    servers = math.ceil(uneven / plan.cores)
+    rush = plan.units / plan.store_per_s
+    print(
+        f"""\
+| by hand | |
+| --- | --- |
+| {plan.peak:,.0f} refusals a second, {refusal:.0f} µs each | {cores:.0f} cores |
+| and {percent(plan.again)} who ask once more | {again:.0f} |
+| and no server busier than {percent(MOST_BUSY)} | {even:.0f} |
+| and deals that are uneven by {percent(plan.uneven)} | {uneven:.0f} |
+| servers of {plan.cores} cores, with one more that may be lost at the worst moment | {servers + 1} |
+| {plan.units:,} wins, at {plan.store_per_s:,.0f} a second | {cell(rush)} |
+| requests that come meanwhile | {plan.peak * rush:,.0f} |
+"""
+    )
+    print("| simulated | busiest server | sold within | p99 of a refusal from memory | p99 of a win | |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for what, words in PLANS:
+        sale = Sale(arguments(words.split()))
+        sale.run()
+        judged = sale.judged()
+        busiest, sold, refused, won = (figure for _, figure, _ in judged[:4])
+        missed = missed_by(judged)
+        verdict = "holds" if not missed else f"misses: {', '.join(missed)}"
+        print(f"| {what} | {percent(busiest)} | {cell(sold)} | {cell(refused)} | {cell(won)} | {verdict} |")
+    return 0
+
+
 def main():
-    sale = Sale(arguments())
+    plan = arguments()
+    if plan.tables:
+        return tables()
+    sale = Sale(plan)
     sale.run()
     return sale.report()
 

@@ -48,12 +48,13 @@ fn prose(text: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// The targets of the links in a line.
+/// The targets of the links and of the pictures in a line, those in HTML too.
 fn targets(line: &str) -> Vec<String> {
     // A link's text may be code; its target is none.
-    line.split("](")
-        .skip(1)
-        .filter_map(|rest| rest.split_once(')'))
+    [("](", ')'), (" src=\"", '"'), (" href=\"", '"')]
+        .into_iter()
+        .flat_map(|(begin, end)| line.split(begin).skip(1).map(move |rest| (rest, end)))
+        .filter_map(|(rest, end)| rest.split_once(end))
         .map(|(target, _)| target.to_owned())
         .collect()
 }
@@ -145,7 +146,8 @@ fn every_link_leads_somewhere() {
 
 #[test]
 fn a_link_to_nowhere_is_found() {
-    let text = "# One\n## One\n[a](#one) [b](#one-1) [c](#two) [d](no.md)\n```\n[e](no.md)\n```\n[`f`](README.md#no)";
+    let text = "# One\n## One\n[a](#one) [b](#one-1) [c](#two) [d](no.md)\n```\n[e](no.md)\n```\n[`f`](README.md#no)\n\
+        <img alt=\"g\" src=\"images/no.png\"> <img src=\"images/dashboard-light.png\">";
     let mut documents = documents();
     documents.insert("docs/new.md".into(), text.to_owned());
     assert_eq!(
@@ -154,6 +156,7 @@ fn a_link_to_nowhere_is_found() {
             "docs/new.md:3: #two: there is no such heading",
             "docs/new.md:3: no.md: there is no such file",
             "docs/new.md:7: README.md#no: there is no such heading",
+            "docs/new.md:8: images/no.png: there is no such file",
         ]
     );
 }

@@ -12,6 +12,7 @@ use seckill::config::Settings;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
     process::Command,
     time::{Instant, timeout},
 };
@@ -228,6 +229,34 @@ async fn the_quick_start_goes_as_it_is_told() {
     let count = reader.replay(&blocks("docs/quick-start.md")).await;
     assert!(count > 6, "{count} commands");
     reader.server.stop().await;
+}
+
+/// As the documents tell it to those who test their own programs, with a setting that is a file's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ephemeral_server_tells_its_address_first_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let seckill = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
+        command.args(words).current_dir(folder.path()).env_clear().kill_on_drop(true);
+        command
+    };
+    let mut server = seckill(&["serve", "--ephemeral"])
+        .env("SECKILL__DATABASE__URL", "sqlite://kept.db")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut printed = BufReader::new(server.stdout.take().unwrap()).lines();
+    let address = timeout(LIMIT, printed.next_line()).await.unwrap().unwrap().unwrap();
+    let server_url = format!("http://{address}");
+    let health = seckill(&["health", "--server", &server_url]).output().await.unwrap();
+    assert!(health.status.success(), "{address}: {health:?}");
+
+    let end = Command::new("kill").arg(server.id().unwrap().to_string()).status().await.unwrap();
+    assert!(end.success());
+    let status = timeout(LIMIT, server.wait()).await.unwrap().unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

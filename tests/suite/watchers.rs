@@ -34,7 +34,7 @@ const WATCHERS: usize = 4_000;
 /// One of so many never reads.
 const STALLED_ONE_OF: usize = 100;
 /// Streams that share a connection.
-const SHARE: usize = 250;
+const SHARE: usize = 100;
 /// What the network takes from the server for one who never reads.
 const READ_AHEAD_BYTES: u32 = 128;
 /// No message is shorter than this.
