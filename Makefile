@@ -21,11 +21,11 @@ valkey: services ## run what a Redis is needed for on a Valkey: valkey-server, o
 	  scripts/with-services cargo test --locked --test suite -- engine_redis:: cluster:: sentinel:: redis_tls:: \
 	    broadcasts:: storm:: rebuilds:: outage:: traces:: servers::
 
-bench: services ## measure every goal, and write target/bench.json and target/bench.html (long)
-	cargo build --release --locked
+bench: services ## measure every goal, on what images have, and write target/bench.json and target/bench.html (long)
+	cargo build --profile dist --locked --package seckill --bin seckill
 	scripts/with-services sh -ec ' \
-	  SECKILL__DATABASE__URL="$$SECKILL_TEST_POSTGRES_URL" target/release/seckill migrate up; \
-	  target/release/seckill bench goals --json target/bench.json --html target/bench.html \
+	  SECKILL__DATABASE__URL="$$SECKILL_TEST_POSTGRES_URL" target/dist/seckill migrate up; \
+	  target/dist/seckill bench goals --json target/bench.json --html target/bench.html \
 	    --engine-url "$$SECKILL_TEST_REDIS_URL" --database-url "$$SECKILL_TEST_POSTGRES_URL"'
 
 faults: services ## break every store, wire and server, on every database, and print what was lost (13 minutes)

@@ -64,8 +64,13 @@ impl Answered {
         self.counts.iter().filter(|(name, _)| unknown(name)).map(|(_, count)| count).sum()
     }
 
+    /// New reservations a second, while requests were sent.
     #[must_use]
     pub fn per_s(&self) -> f64 {
+        if self.in_time == 0 {
+            // Every answer took longer than requests were sent.
+            return self.wins() as f64 / self.lasted.as_secs_f64().max(f64::EPSILON);
+        }
         self.in_time as f64 / self.sending.as_secs_f64().max(f64::EPSILON)
     }
 }
@@ -183,5 +188,24 @@ fn name(message: &[u8]) -> String {
         Some(Answer::Error(error)) if error.reason == super::OVERLOADED => error.reason,
         Some(Answer::Error(error)) => format!("error {}", error.reason),
         None => "error unreadable".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wins_that_all_came_late_count_over_all_the_time_that_they_took() {
+        let mut answered = Answered {
+            counts: BTreeMap::from([(crate::bench::load::RESERVED.to_owned(), 100)]),
+            in_time: 50,
+            sending: Duration::from_secs(1),
+            lasted: Duration::from_secs(4),
+            ..Answered::default()
+        };
+        assert!((answered.per_s() - 50.0).abs() < 1e-9);
+        answered.in_time = 0;
+        assert!((answered.per_s() - 25.0).abs() < 1e-9);
     }
 }

@@ -25,6 +25,16 @@ return redis.call('DECR', KEYS[1])
 
 pub(super) type Connection<'a> = PooledConnection<'a, RedisConnectionManager>;
 
+/// Units and orders of an offer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Levels {
+    pub left: i64,
+    /// Orders that wait to be written.
+    pub queued: u64,
+    /// Orders that were given a number, where they get one.
+    pub numbered: u64,
+}
+
 /// The keys of one offer, and connections to them.
 #[derive(Debug, Clone)]
 pub struct Stock {
@@ -90,18 +100,22 @@ impl Stock {
         set.exec_async(&mut *connection).await.map_err(|error| away(&error))
     }
 
-    /// Units left, and orders that wait to be written.
+    /// What this says of units and orders.
     ///
     /// # Errors
     /// The server does not answer.
-    pub async fn levels(&self) -> Result<(i64, u64), Error> {
+    pub async fn levels(&self) -> Result<Levels, Error> {
         let mut connection = self.connection().await.map_err(|error| away(&error))?;
         let (mut get, mut length) = (redis::cmd("GET"), redis::cmd("LLEN"));
         get.arg(&self.left);
         length.arg(&self.queue);
         let left = get.query_async(&mut *connection).await.map_err(|error| away(&error))?;
-        let length = length.query_async(&mut *connection).await.map_err(|error| away(&error))?;
-        Ok((left, length))
+        let queued = length.query_async(&mut *connection).await.map_err(|error| away(&error))?;
+        let mut get = redis::cmd("GET");
+        get.arg(&self.sequence);
+        let numbered: Option<u64> =
+            get.query_async(&mut *connection).await.map_err(|error| away(&error))?;
+        Ok(Levels { left, queued, numbered: numbered.unwrap_or_default() })
     }
 
     /// Removes every key.

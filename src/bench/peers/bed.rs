@@ -1,17 +1,20 @@
 //! A peer with an offer for sale, and what its order rows say afterwards.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::{close, load_and_kill, open_database, sql};
+use super::{Sent, close, load_and_kill, open_database, sql};
 use crate::{
     bench::{
         Error, Plan, bed,
-        load::{RESERVED, Seen, buyer},
-        peer::{Kind, stock::Stock, tables},
+        peer::{
+            Kind,
+            stock::{Levels, Stock},
+            tables,
+        },
         process::{Folder, Process},
     },
     config::SecretUrl,
@@ -22,17 +25,19 @@ use crate::{
 
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(100);
+/// How often nothing may change before an order that has a number and is nowhere counts as lost.
+const LOOKS: u32 = 20;
 
 /// What the order rows say against what the buyers were told.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Tally {
     orders: usize,
-    /// Winners who have no order.
+    /// Wins without an order.
     pub(super) lost_orders: usize,
     /// Orders beyond the first of a buyer.
-    doubled: usize,
+    pub(super) doubled: usize,
     /// Orders beyond the units that there were.
-    oversold: i64,
+    pub(super) oversold: usize,
     /// Units that are neither for sale nor in an order.
     pub(super) lost_units: i64,
     /// Calls that nobody answered.
@@ -40,19 +45,33 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Of buyers of this series.
-    pub(super) fn of(seen: &Seen, series: &str, buyers: &[String]) -> Self {
-        let have: HashSet<&str> = buyers.iter().map(String::as_str).collect();
-        let winners = seen.who(RESERVED);
-        let lost = |nth: &&usize| !have.contains(buyer(series, **nth).as_str());
+    /// Of the buyers who have an order, one entry for each.
+    pub(super) fn of(sent: &Sent, orders: &[String], total: u32) -> Self {
         Self {
-            orders: buyers.len(),
-            lost_orders: winners.iter().filter(lost).count(),
-            doubled: tables::doubled(buyers),
-            unknown: seen.unknown(),
-            ..Self::default()
+            orders: orders.len(),
+            lost_orders: lost(sent.winners(), orders),
+            doubled: tables::doubled(orders),
+            oversold: orders.len().saturating_sub(total as usize),
+            lost_units: 0,
+            unknown: sent.seen.unknown(),
         }
     }
+}
+
+/// How many of these wins have no order. Who was told twice that he won needs two.
+fn lost(winners: impl Iterator<Item = String>, orders: &[String]) -> usize {
+    let mut have: HashMap<&str, usize> = HashMap::new();
+    for buyer in orders {
+        *have.entry(buyer).or_default() += 1;
+    }
+    let mut lost = 0;
+    for winner in winners {
+        match have.get_mut(winner.as_str()) {
+            Some(left @ 1..) => *left -= 1,
+            Some(0) | None => lost += 1,
+        }
+    }
+    lost
 }
 
 /// A peer with an offer for sale.
@@ -95,25 +114,26 @@ impl PeerBed {
         Ok(Self { kind, server, offer, database, stock, url, folder })
     }
 
-    pub(super) async fn load_and_kill(self, plan: &Plan) -> Result<(Seen, Self), Error> {
+    pub(super) async fn load_and_kill(self, plan: &Plan) -> Result<(Sent, Self), Error> {
         let Self { kind, server, offer, database, stock, url, folder } = self;
-        let seen = load_and_kill(plan, server, &offer).await?;
+        let sent = load_and_kill(plan, server, &offer).await?;
         let server = start(plan, kind, &offer, &url, &folder).await?;
-        Ok((seen, Self { kind, server, offer, database, stock, url, folder }))
+        Ok((sent, Self { kind, server, offer, database, stock, url, folder }))
     }
 
     /// Waits until no order is queued, and those in hand are written.
     pub(super) async fn settle(&self) -> Result<(), Error> {
         let deadline = Instant::now() + SETTLE_LIMIT;
-        let mut before = None;
+        let (mut before, mut looks) = (None, 0);
         loop {
-            let queued = match &self.stock {
-                Some(stock) => stock.levels().await?.1,
-                None => 0,
+            let Levels { queued, numbered, .. } = match &self.stock {
+                Some(stock) => stock.levels().await?,
+                None => Levels::default(),
             };
             let orders = tables::count(&self.database, &self.offer).await.map_err(sql)?;
-            // What a consumer holds in its hand shows in neither.
-            if queued == 0 && before == Some(orders) {
+            looks = if before == Some(orders) { looks + 1 } else { 0 };
+            // What a consumer holds in its hand shows in neither, until it is lost for good.
+            if queued == 0 && looks >= if orders < numbered { LOOKS } else { 1 } {
                 return Ok(());
             }
             before = Some(orders);
@@ -124,24 +144,15 @@ impl PeerBed {
         }
     }
 
-    pub(super) async fn tally(
-        &self,
-        seen: &Seen,
-        series: &str,
-        total: u32,
-    ) -> Result<Tally, Error> {
-        let buyers = tables::buyers(&self.database, &self.offer).await.map_err(sql)?;
+    pub(super) async fn tally(&self, sent: &Sent, total: u32) -> Result<Tally, Error> {
+        let orders = tables::buyers(&self.database, &self.offer).await.map_err(sql)?;
         let left = match &self.stock {
-            Some(stock) => stock.levels().await?.0,
+            Some(stock) => stock.levels().await?.left,
             None => tables::remaining(&self.database, &self.offer).await.map_err(sql)?,
         };
-        let orders = i64::try_from(buyers.len()).unwrap_or(i64::MAX);
-        let balance = i64::from(total) - left - orders;
-        Ok(Tally {
-            oversold: (orders - i64::from(total)).max(0),
-            lost_units: balance.max(0),
-            ..Tally::of(seen, series, &buyers)
-        })
+        let had = i64::try_from(orders.len()).unwrap_or(i64::MAX);
+        let lost_units = (i64::from(total) - left - had).max(0);
+        Ok(Tally { lost_units, ..Tally::of(sent, &orders, total) })
     }
 
     pub(super) async fn close(self) -> Result<(), Error> {
@@ -173,4 +184,21 @@ async fn start(
         args.extend(["--config", config]);
     }
     Process::start(&args, &variables, folder.path()).await
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_win_is_lost_when_its_buyer_has_no_order_for_it() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let lost = |winners: &[&str], orders: &[&str]| {
+            let (winners, orders): (Vec<String>, Vec<String>) = (names(winners), names(orders));
+            super::lost(winners.into_iter(), &orders)
+        };
+        assert_eq!(lost(&["a", "b"], &["b", "a", "c"]), 0);
+        assert_eq!(lost(&["a", "b"], &["c", "b"]), 1);
+        assert_eq!(lost(&["a", "a"], &["a"]), 1);
+        assert_eq!(lost(&["a", "a"], &["a", "a"]), 0);
+        assert_eq!(lost(&[], &["a"]), 0);
+    }
 }
