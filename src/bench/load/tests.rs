@@ -55,8 +55,18 @@ fn load(addr: SocketAddr, offer: &OfferKey, per_s: f64, lasts: Duration) -> Load
 
 #[tokio::test]
 async fn a_server_that_stalls_has_to_answer_for_everybody_who_came_meanwhile() {
-    let (addr, _serving) = stalling(Duration::from_millis(600)).await;
-    let seen = run(load(addr, &nowhere(), 100.0, Duration::from_secs(1))).await.unwrap();
+    // It is to be the server's fault, and not the generator's: where that was late itself, as it may
+    // be beside other tests, the load is made again.
+    let mut lags = Vec::new();
+    let seen = loop {
+        let (addr, _serving) = stalling(Duration::from_millis(600)).await;
+        let seen = run(load(addr, &nowhere(), 100.0, Duration::from_secs(1))).await.unwrap();
+        lags.push(seen.lag());
+        if seen.lag() < Duration::from_millis(200) {
+            break seen;
+        }
+        assert!(lags.len() < 10, "{lags:?}");
+    };
     assert_eq!(seen.counts(), BTreeMap::from([(SOLD_OUT.to_owned(), 100)]));
     let latencies = latencies(seen.of(SOLD_OUT));
     // Sent and answered in a moment, most of them; but 60 of 100 were due in the stall. Counted from
@@ -66,8 +76,6 @@ async fn a_server_that_stalls_has_to_answer_for_everybody_who_came_meanwhile() {
     assert!(at(0.9) >= 400, "{} ms", at(0.9));
     assert!(at(1.0) >= 590, "{} ms", at(1.0));
     assert!(seen.held_back > 40, "{}", seen.held_back);
-    // It was the server's fault, and not the generator's.
-    assert!(seen.lag() < Duration::from_millis(200), "{:?}", seen.lag());
 }
 
 #[tokio::test]
