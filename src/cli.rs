@@ -83,7 +83,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What commands have in common; [`scope`] says which of it one takes.
+/// What commands have in common; `scope` says which of it one takes.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Common options")]
 pub struct Global {
