@@ -13,8 +13,8 @@
 //!   another way; [`bed`]: a server with a sale on it; `oracle`: whether the books agree.
 //! - `script`, `raw`: the engine and the database by themselves; `proxy`: a slow wire.
 //! - Scenarios with goals: [`sold_out`], [`steady`], [`drain`], [`streams`], [`peers`], [`far_redis`],
-//!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`burst`], [`duplicates`],
-//!   [`releases`], [`many_offers`], [`segments`], [`soak`], [`ablations`], [`scale`].
+//!   [`overload`], [`watch`]; [`goals`] runs them all. Without: [`slow_commits`], [`burst`],
+//!   [`duplicates`], [`releases`], [`many_offers`], [`segments`], [`soak`], [`ablations`], [`scale`].
 //! - [`report`]: figures and goals; [`html`]: a page of them; [`machine`]: what they were measured on.
 
 pub mod ablations;
@@ -44,6 +44,7 @@ mod scenario;
 pub mod schedule;
 mod script;
 pub mod segments;
+pub mod slow_commits;
 pub mod soak;
 pub mod sold_out;
 pub mod steady;

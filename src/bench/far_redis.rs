@@ -58,17 +58,18 @@ async fn one(plan: &Plan, run: &mut Run, tell: &(dyn Fn(&str) + Sync)) -> Result
 }
 
 /// What is said of one of the two.
-struct Names {
-    name: &'static str,
-    per_s: &'static str,
-    idle_p50_ms: &'static str,
+pub(super) struct Names {
+    pub(super) name: &'static str,
+    pub(super) per_s: &'static str,
+    pub(super) idle_p50_ms: &'static str,
 }
 
 const NEAR: Names =
     Names { name: "near", per_s: "near_wins_per_s", idle_p50_ms: "near_idle_p50_ms" };
 const FAR: Names = Names { name: "far", per_s: "far_wins_per_s", idle_p50_ms: "far_idle_p50_ms" };
 
-async fn measure(
+/// Wins of a server with these settings: alone, and as many as there are.
+pub(super) async fn measure(
     plan: &Plan,
     sale: Sale,
     run: &mut Run,

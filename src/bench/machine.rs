@@ -21,7 +21,7 @@ const FSYNCS: usize = 50;
 const BLOCK: [u8; 8_192] = [7; 8_192];
 
 /// The machine, what ran on it, and what that was built from.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Machine {
     pub processor: String,
     pub cores: usize,

@@ -163,6 +163,23 @@ mod tests {
     const COST: Figure =
         Figure::plain("cost", "µs", "What it costs.").goal("G0", Bound::AtMost(2.0));
 
+    fn empty() -> Report {
+        Report {
+            scenario: "none",
+            quick: true,
+            repeats: 0,
+            seed: 1,
+            begin_time: String::new(),
+            seconds: 0.0,
+            machine: Machine::default(),
+            settings: Map::new(),
+            figures: Vec::new(),
+            notes: Vec::new(),
+            runs: Vec::new(),
+            broken: Vec::new(),
+        }
+    }
+
     fn runs(figures: &[f64]) -> Vec<Run> {
         let run =
             |figure: &f64| Run { figures: BTreeMap::from([("cost", *figure)]), ..Run::default() };
@@ -177,6 +194,19 @@ mod tests {
         let found = row(&COST, &runs(&[1.0, 4.0])).expect("it was measured");
         assert_eq!((found.median, found.met), (2.5, Some(false)));
         assert!(Bound::AtLeast(0.9).is_met(0.9) && !Bound::AtLeast(0.9).is_met(0.89));
+    }
+
+    #[test]
+    fn one_broken_run_voids_the_figures_of_all() {
+        let report = |runs| empty().with(&[COST], runs);
+        assert_eq!(report(runs(&[1.0, 2.0])).figures.len(), 1);
+        let mut runs = runs(&[1.0, 2.0]);
+        runs[1].broken.push("a unit is missing".to_owned());
+        runs[1].note("it was windy");
+        let report = report(runs);
+        assert_eq!(report.broken, ["run 2: a unit is missing"]);
+        assert_eq!(report.notes, ["run 2: it was windy"]);
+        assert!(report.figures.is_empty() && report.runs.is_empty(), "{report:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{
     Error, Plan, ablations, burst, drain, duplicates, far_redis, many_offers, overload, peers,
     releases,
     report::{Figure, Run},
-    scale, segments, soak, sold_out, steady, streams, watch,
+    scale, segments, slow_commits, soak, sold_out, steady, streams, watch,
 };
 
 /// What can be measured.
@@ -18,6 +18,7 @@ pub enum Scenario {
     Drain,
     Watch,
     FarRedis,
+    SlowCommits,
     Burst,
     Duplicates,
     Releases,
@@ -29,7 +30,7 @@ pub enum Scenario {
 }
 
 #[cfg(test)]
-pub(super) const ALL_SCENARIOS: [Scenario; 16] = [
+pub(super) const ALL_SCENARIOS: [Scenario; 17] = [
     Scenario::SoldOut,
     Scenario::Overload,
     Scenario::Peers,
@@ -38,6 +39,7 @@ pub(super) const ALL_SCENARIOS: [Scenario; 16] = [
     Scenario::Drain,
     Scenario::Watch,
     Scenario::FarRedis,
+    Scenario::SlowCommits,
     Scenario::Burst,
     Scenario::Duplicates,
     Scenario::Releases,
@@ -60,6 +62,7 @@ impl Scenario {
             Self::Drain => "drain",
             Self::Watch => "watch",
             Self::FarRedis => "far-redis",
+            Self::SlowCommits => "slow-commits",
             Self::Burst => "burst",
             Self::Duplicates => "duplicates",
             Self::Releases => "releases",
@@ -81,6 +84,7 @@ impl Scenario {
             Self::Drain => drain::FIGURES,
             Self::Watch => watch::FIGURES,
             Self::FarRedis => far_redis::FIGURES,
+            Self::SlowCommits => slow_commits::FIGURES,
             Self::Burst => burst::FIGURES,
             Self::Duplicates => duplicates::FIGURES,
             Self::Releases => releases::FIGURES,
@@ -106,6 +110,7 @@ impl Scenario {
             Self::Drain => Box::pin(drain::run(plan, tell)).await,
             Self::Watch => Box::pin(watch::run(plan, tell)).await,
             Self::FarRedis => Box::pin(far_redis::run(plan, tell)).await,
+            Self::SlowCommits => Box::pin(slow_commits::run(plan, tell)).await,
             Self::Burst => Box::pin(burst::run(plan, tell)).await,
             Self::Duplicates => Box::pin(duplicates::run(plan, tell)).await,
             Self::Releases => Box::pin(releases::run(plan, tell)).await,

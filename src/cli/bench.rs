@@ -47,6 +47,9 @@ pub enum Bench {
     Watch(Plain),
     /// The Redis is 5 ms away: how much is won all the same.
     FarRedis(Plain),
+    /// Each commit of PostgreSQL takes 2 ms longer, as on the disks of a cloud: how much is won all
+    /// the same. Needs a superuser there.
+    SlowCommits(Plain),
     /// 200,000 buyers within a second, for 10,000 units.
     Burst(Plain),
     /// Buyers who ask four times, and get one unit.
@@ -63,8 +66,10 @@ pub enum Bench {
     Ablations(Plain),
     /// Ever more offers, reservations, watchers: what each keeps in memory, what a call costs among
     /// them, how long a server takes to start and an offer to be rebuilt.
+    #[command(mut_args(|arg| SCALE.tell(arg)))]
     Scale(Scaled),
     /// Every goal of the documentation: 20 minutes, one table, and whether each is met.
+    #[command(mut_args(|arg| GOALS.tell(arg)))]
     Goals(Plain),
     Report(Written),
     #[command(hide = true)]
@@ -145,11 +150,18 @@ struct Options {
     /// A few seconds in all, one run, for CI; the figures are rough.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured [without it: 5; 1 with --quick].
-    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(u8).range(1..=100),
+        help = USUAL.help_of_repeats(),
+    )]
     repeats: Option<u8>,
-    /// How long one measurement takes [without it: 5s; 1s with --quick].
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    #[arg(
+        long,
+        value_name = "SPAN",
+        value_parser = span::parse,
+        help = USUAL.help_of_lasts(),
+    )]
     lasts: Option<Duration>,
     /// Writes everything into this file, as JSON.
     #[arg(long, value_name = "FILE")]
@@ -175,6 +187,42 @@ struct Options {
     folder: Option<PathBuf>,
 }
 
+/// How often a scenario is measured, and how long, unless somebody says.
+#[derive(Debug, Clone, Copy)]
+struct Usual {
+    repeats: usize,
+    lasts: Duration,
+}
+
+const USUAL: Usual = Usual { repeats: 5, lasts: Duration::from_secs(5) };
+/// So that all of it takes less than 20 minutes.
+const GOALS: Usual = Usual { repeats: 3, lasts: Duration::from_millis(1_500) };
+/// A million reservations take their time.
+const SCALE: Usual = Usual { repeats: 1, lasts: Duration::from_secs(3) };
+/// In a hurry all are measured alike.
+const QUICK: Usual = Usual { repeats: 1, lasts: Duration::from_secs(1) };
+
+impl Usual {
+    fn help_of_repeats(self) -> String {
+        let (repeats, quick) = (self.repeats, QUICK.repeats);
+        format!("How often everything is measured [without it: {repeats}; {quick} with --quick]")
+    }
+
+    fn help_of_lasts(self) -> String {
+        let (lasts, quick) = (span::written(self.lasts), span::written(QUICK.lasts));
+        format!("How long one measurement takes [without it: {lasts}; {quick} with --quick]")
+    }
+
+    /// The help of an option of a scenario that has others than the rest.
+    fn tell(self, arg: clap::Arg) -> clap::Arg {
+        match arg.get_id().as_str() {
+            "repeats" => arg.help(self.help_of_repeats()),
+            "lasts" => arg.help(self.help_of_lasts()),
+            _ => arg,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PaceName {
     Poisson,
@@ -193,6 +241,7 @@ impl Bench {
             Self::Drain(Plain { options }) => (Scenario::Drain, options, None),
             Self::Watch(Plain { options }) => (Scenario::Watch, options, None),
             Self::FarRedis(Plain { options }) => (Scenario::FarRedis, options, None),
+            Self::SlowCommits(Plain { options }) => (Scenario::SlowCommits, options, None),
             Self::Burst(Plain { options }) => (Scenario::Burst, options, None),
             Self::Duplicates(Plain { options }) => (Scenario::Duplicates, options, None),
             Self::Releases(Plain { options }) => (Scenario::Releases, options, None),
@@ -205,7 +254,7 @@ impl Bench {
             Self::Peer(peer) => return serve_peer(peer, context).await,
             Self::Noop(Noop {}) => return serve_noop(context).await,
         };
-        measure(&plan(scenario, &options, rate, context)?, &options, context).await
+        measure(&plan(scenario, &options, USUAL, rate, context)?, &options, context).await
     }
 }
 
@@ -228,14 +277,9 @@ async fn measure(plan: &Plan, options: &Options, context: &Context) -> Result<Ex
     Ok(Exit::of(report.broken.is_empty()))
 }
 
-/// Once, unless it is to be more: a million reservations take their time.
 async fn scale(scaled: &Scaled, context: &Context) -> Result<Exit, Failure> {
     let Scaled { options, only } = scaled;
-    let mut plan = plan(Scenario::Scale, options, None, context)?;
-    plan.repeats = options.repeats.map_or(1, usize::from);
-    if !options.quick {
-        plan.lasts = options.lasts.unwrap_or(Duration::from_secs(3));
-    }
+    let mut plan = plan(Scenario::Scale, options, SCALE, None, context)?;
     plan.only = only.map(|only| match only {
         AlongName::Offers => Along::Offers,
         AlongName::Reservations => Along::Reservations,
@@ -246,12 +290,7 @@ async fn scale(scaled: &Scaled, context: &Context) -> Result<Exit, Failure> {
 
 /// Every goal, one after the other.
 async fn goals(options: &Options, context: &Context) -> Result<Exit, Failure> {
-    let mut plan = plan(Scenario::SoldOut, options, None, context)?;
-    if !options.quick {
-        // So that all of it takes less than 20 minutes.
-        plan.repeats = options.repeats.map_or(3, usize::from);
-        plan.lasts = options.lasts.unwrap_or(Duration::from_millis(1_500));
-    }
+    let plan = plan(Scenario::SoldOut, options, GOALS, None, context)?;
     let printer = context.printer;
     let tell = |text: &str| printer.note(text);
     let goals = tokio::select! {
@@ -307,6 +346,7 @@ fn write_file(path: &Path, text: String) -> Result<(), Failure> {
 fn plan(
     scenario: Scenario,
     options: &Options,
+    usual: Usual,
     rate: Option<u32>,
     context: &Context,
 ) -> Result<Plan, Failure> {
@@ -330,6 +370,7 @@ fn plan(
         let value = key.split('.').try_fold(&all, |value, part| value.get(part));
         named_settings.insert(key.clone(), value.cloned().unwrap_or(Value::Null));
     }
+    let usual = if options.quick { QUICK } else { usual };
     let absolute = |path: PathBuf| {
         fs::canonicalize(&path)
             .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))
@@ -337,14 +378,14 @@ fn plan(
     Ok(Plan {
         scenario,
         quick: options.quick,
-        repeats: options.repeats.map_or(if options.quick { 1 } else { 5 }, usize::from),
+        repeats: options.repeats.map_or(usual.repeats, usize::from),
         seed: options.seed,
         pace: match options.pace {
             PaceName::Poisson => Pace::Poisson,
             PaceName::Fixed => Pace::Fixed,
         },
         rate: rate.map(f64::from),
-        lasts: options.lasts.unwrap_or(Duration::from_secs(if options.quick { 1 } else { 5 })),
+        lasts: options.lasts.unwrap_or(usual.lasts),
         only: None,
         own_database: !origins.contains_key("database.url"),
         settings,

@@ -25,6 +25,15 @@ pub(super) fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// As [`parse`] reads it, in seconds where it has whole ones.
+pub(super) fn written(span: Duration) -> String {
+    if span.subsec_millis() == 0 {
+        format!("{}s", span.as_secs())
+    } else {
+        format!("{}ms", span.as_millis())
+    }
+}
+
 /// Reads a moment: `now`, `+10s` after `base`, or RFC 3339 with its offset from UTC.
 ///
 /// # Errors

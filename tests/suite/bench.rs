@@ -1,6 +1,9 @@
 //! `seckill bench` runs to its end on a machine of any speed: the fields are there, the books agree,
-//! and ratios are not absurd.
+//! and what became ten times worse than it is shows in a ratio.
 
+use std::ops::RangeInclusive;
+
+use sea_orm::ConnectionTrait as _;
 use serde_json::Value;
 use tokio::{process::Command, sync::Mutex};
 
@@ -25,6 +28,13 @@ async fn bench_on_servers(args: &[&str]) -> Value {
 }
 
 async fn bench_on(args: &[&str], stores: &[(&str, &str)]) -> Value {
+    let printed = bench_to(args, stores, 0).await;
+    assert_eq!(printed["broken"], Value::Array(Vec::new()), "{printed}");
+    printed
+}
+
+/// Ends with this exit code; the same report is printed and written.
+async fn bench_to(args: &[&str], stores: &[(&str, &str)], code: i32) -> Value {
     let _alone = ONE_AT_A_TIME.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_seckill"))
@@ -44,7 +54,7 @@ async fn bench_on(args: &[&str], stores: &[(&str, &str)]) -> Value {
         .output()
         .await
         .unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
     let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
     let written = std::fs::read(folder.path().join("report.json")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), printed);
@@ -52,7 +62,6 @@ async fn bench_on(args: &[&str], stores: &[(&str, &str)]) -> Value {
     assert!(page.starts_with("<!doctype html>") && page.contains("<table>"), "{page}");
     // Files of the servers are gone with them.
     assert_eq!(folder.path().read_dir().unwrap().count(), 2);
-    assert_eq!(printed["broken"], Value::Array(Vec::new()), "{printed}");
     for field in ["processor", "kernel", "seckill", "commit", "engine", "database", "build"] {
         assert!(printed["machine"][field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
     }
@@ -80,10 +89,15 @@ async fn sold_out_costs_about_a_call_that_does_nothing() {
 
 #[tokio::test]
 async fn overload_is_refused_and_passes() {
-    let report = bench(&["overload"]).await;
+    let gates = [
+        ("goodput_0.5x", 0.1..=10.0),
+        ("goodput_1x", 0.1..=10.0),
+        ("goodput_2x", 0.1..=10.0),
+        // What is left of it there says as much about the tests that run beside this one.
+        ("goodput_5x", 0.02..=10.0),
+    ];
+    let report = within(&gates, async || bench(&["overload"]).await).await;
     assert!(figure(&report, "saturation_per_s") > 0.0);
-    // How much is left of it at 5x says more about the other tests that run beside this one.
-    assert!(figure(&report, "goodput_0.5x") > 0.0, "{report}");
     for level in ["1x", "2x", "5x"] {
         let told = report["runs"][0]["details"][level]["told"].as_object().unwrap();
         let answered: u64 = told.values().filter_map(Value::as_u64).sum();
@@ -95,6 +109,25 @@ async fn overload_is_refused_and_passes() {
     let rush = &report["runs"][0]["details"]["5x"];
     assert!(rush["told"].is_object() && rush["beside"]["failures"].is_array(), "{rush}");
     assert!(report["settings"]["reserve.believe_sold_out_ms"] == 2_000, "{report}");
+}
+
+#[tokio::test]
+async fn a_sale_whose_books_do_not_agree_has_no_figures() {
+    let database = Fresh::sqlite().await;
+    // One unit more in an order than its buyer reserved.
+    let trigger = "CREATE TRIGGER too_many AFTER INSERT ON orders \
+                   WHEN NEW.user_id LIKE '%-000000000' BEGIN \
+                   UPDATE orders SET quantity = quantity + 1 WHERE order_no = NEW.order_no; END";
+    database.writer().execute_unprepared(trigger).await.unwrap();
+    let settings = database.settings();
+    let stores = [("SECKILL__DATABASE__URL", &*settings.url)];
+    let report = bench_to(&["duplicates", SHORT[0], SHORT[1]], &stores, 1).await;
+    database.remove().await;
+    let broken = report["broken"].as_array().unwrap();
+    let says = |what: &str| broken.iter().any(|text| text.as_str().unwrap().contains(what));
+    assert!(says("run 1: ") && says("units of orders are"), "{report}");
+    assert_eq!(report["figures"], Value::Array(Vec::new()), "{report}");
+    assert_eq!(report["runs"], Value::Array(Vec::new()), "{report}");
 }
 
 /// As short as a measurement can be here.
@@ -110,7 +143,8 @@ async fn short_on_servers(scenario: &str) -> Value {
     bench_on_servers(&[scenario, SHORT[0], SHORT[1]]).await
 }
 
-/// Each of these was measured, and is not absurd.
+/// Each of these was measured, and is not absurd. For latencies and rates, which say more about the
+/// tests that run beside this one, and for what a debug build turns around.
 fn assert_measured(report: &Value, names: &[&str]) {
     for name in names {
         let figure = figure(report, name);
@@ -118,60 +152,124 @@ fn assert_measured(report: &Value, names: &[&str]) {
     }
 }
 
-#[tokio::test]
-async fn a_win_is_held_against_what_it_is_made_of() {
-    let report = short_on_servers("steady").await;
-    let ratios = ["wins_over_noop", "win_cpu_ratio", "idle_ratio", "half_p99_ms"];
-    assert_measured(&report, &ratios);
-    assert_measured(&report, &["noop_p50_us", "script_p50_us", "insert_p50_us", "wins_per_s"]);
-    assert!(figure(&report, "wins_over_noop") < 1.5, "{report}");
+/// Figures, and where they have to be: far from what they are on a machine that does other things as
+/// well, and not as far as if what they measure became ten times worse.
+type Gates<'a> = &'a [(&'a str, RangeInclusive<f64>)];
+
+/// How often something is measured before a gate counts as missed. A server that lost so much misses
+/// it each time; one that the machine forgot for a third of a second does not.
+const ATTEMPTS: usize = 3;
+
+/// Measures until each of these figures was within its gate once.
+async fn within(gates: Gates<'_>, measure: impl AsyncFn() -> Value) -> Value {
+    let mut left = gates.to_vec();
+    let mut reports = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let report = measure().await;
+        left.retain(|(name, gate)| !gate.contains(&figure(&report, name)));
+        if left.is_empty() {
+            return report;
+        }
+        reports.push(report);
+    }
+    panic!("{left:?} in {reports:?}");
+}
+
+/// One figure over another of the same report.
+fn ratio(report: &Value, of: &str, over: &str) -> f64 {
+    figure(report, of) / figure(report, over)
 }
 
 #[tokio::test]
+async fn a_win_is_held_against_what_it_is_made_of() {
+    let gates =
+        [("wins_over_noop", 0.04..=1.5), ("win_cpu_ratio", 0.01..=6.0), ("idle_ratio", 0.1..=10.0)];
+    let report = within(&gates, async || short_on_servers("steady").await).await;
+    assert_measured(&report, &["half_p99_ms", "noop_p50_us", "script_p50_us", "insert_p50_us"]);
+    assert_measured(&report, &["wins_per_s"]);
+}
+
+/// Those of the peers, and what is killed as well.
+const PEERS: [(&str, bool); 4] = [
+    ("row_lock", true),
+    ("distributed_lock", true),
+    ("distributed_lock_fail_fast", false),
+    ("naive_lua", true),
+];
+/// Each of the distributed lock's consumers has an order in its hand that nothing else knows of.
+const CONSUMERS: f64 = 4.0;
+
+#[tokio::test]
 async fn others_are_asked_the_same_and_none_sells_too_much() {
-    let report = short_on_servers("peers").await;
-    let ratios = ["over_row_lock", "over_distributed_lock", "over_naive_lua"];
-    assert_measured(&report, &ratios);
-    // Killed in the middle of a load: what SQL has committed stays.
-    assert_eq!(figure(&report, "lost_orders"), 0.0);
-    assert_eq!(figure(&report, "row_lock_lost_orders"), 0.0);
-    assert_eq!(figure(&report, "row_lock_lost_units"), 0.0);
+    let gates = [
+        ("over_row_lock", 0.5..=1e3),
+        ("over_distributed_lock", 0.5..=1e3),
+        ("over_naive_lua", 0.08..=1e3),
+    ];
+    let report = within(&gates, async || short_on_servers("peers").await).await;
+    for none in ["lost_orders", "sold_out_lost_orders", "oversold", "doubled"] {
+        assert_eq!(figure(&report, none), 0.0, "{none}: {report}");
+    }
     let details = &report["runs"][0]["details"];
-    for peer in ["row-lock", "distributed-lock", "naive-lua"] {
-        let sold_out = &details[format!("{peer} sold out")];
-        assert_eq!(sold_out["tally"]["oversold"], 0, "{peer}: {sold_out}");
-        assert_eq!(sold_out["tally"]["doubled"], 0, "{peer}: {sold_out}");
-        // Each offer had 1,000 units.
+    for (peer, is_killed) in PEERS {
+        let of = |what: &str| figure(&report, &format!("{peer}_{what}"));
+        assert_eq!((of("oversold"), of("doubled")), (0.0, 0.0), "{peer}: {report}");
+        // Whoever writes the order before the answer loses none, killed or not.
+        let has_consumers = peer.starts_with("distributed_lock");
+        let may_lose = if has_consumers { CONSUMERS } else { 0.0 };
+        assert!(of("sold_out_lost_orders") <= may_lose, "{peer}: {report}");
+        // Each offer had 1,000 units, and 2,000 buyers asked twice.
+        let name = peer.replace('_', "-");
+        let sold_out = &details[format!("{name} sold out")];
         let orders = sold_out["tally"]["orders"].as_u64().unwrap();
         assert!((1..=1_000).contains(&orders), "{peer}: {sold_out}");
-        let killed = &details[format!("{peer} killed")];
-        assert!(killed["told"]["RESERVED"].as_u64().is_some_and(|wins| wins > 0), "{killed}");
+        if is_killed {
+            assert!(of("lost_orders") <= may_lose, "{peer}: {report}");
+            assert!(of("lost_units") >= 0.0, "{peer}: {report}");
+            let killed = &details[format!("{name} killed")];
+            assert!(killed["told"]["RESERVED"].as_u64().is_some_and(|wins| wins > 0), "{killed}");
+        }
     }
+    assert_eq!(figure(&report, "row_lock_lost_units"), 0.0);
     assert_eq!(details["row-lock sold out"]["tally"]["orders"], 1_000, "{details}");
 }
 
 #[tokio::test]
 async fn a_redis_that_is_far_away_makes_each_win_wait_for_it() {
-    let report = short_on_servers("far-redis").await;
-    assert_measured(&report, &["far_over_near", "near_wins_per_s", "far_wins_per_s"]);
+    let gates = [("far_over_near", 0.1..=1e2)];
+    let report = within(&gates, async || short_on_servers("far-redis").await).await;
+    assert_measured(&report, &["near_wins_per_s", "far_wins_per_s"]);
     assert!(figure(&report, "far_idle_p50_ms") >= 5.0, "{report}");
 }
 
 #[tokio::test]
+async fn commits_that_take_their_time_make_each_win_wait_for_one() {
+    let gates = [("slow_over_fast", 0.1..=1e2)];
+    let report = within(&gates, async || short_on_servers("slow-commits").await).await;
+    assert_measured(&report, &["fast_wins_per_s", "slow_wins_per_s", "fast_idle_p50_ms"]);
+    assert!(figure(&report, "slow_idle_p50_ms") >= 2.0, "{report}");
+}
+
+#[tokio::test]
 async fn both_ends_of_the_outbox_are_held_against_inserts() {
-    let report = short("drain").await;
-    assert_measured(&report, &["outbox_over_raw", "drain_over_raw", "drained_per_s"]);
+    let gates = [("outbox_over_raw", 0.12..=10.0), ("drain_over_raw", 0.1..=10.0)];
+    let report = within(&gates, async || short("drain").await).await;
+    assert_measured(&report, &["outbox_rows_per_s", "drained_per_s"]);
 }
 
 #[tokio::test]
 async fn streams_win_too() {
-    let report = short("streams").await;
-    assert_measured(&report, &["streams_over_unary", "stream_wins_per_s", "stream_win_cpu_us"]);
+    let gates = [("streams_over_unary", 0.15..=1e4)];
+    let report = within(&gates, async || short("streams").await).await;
+    assert_measured(&report, &["stream_wins_per_s", "stream_win_cpu_us", "unary_win_cpu_us"]);
+    // 0.5 in a release build, and less in this one.
+    assert!(ratio(&report, "stream_win_cpu_us", "unary_win_cpu_us") < 3.0, "{report}");
 }
 
 #[tokio::test]
 async fn watchers_have_the_newest_figures_in_the_end() {
-    let report = short("watch").await;
+    let gates = [("update_cpu_ratio", 0.01..=2.0)];
+    let report = within(&gates, async || short("watch").await).await;
     assert_measured(&report, &["updates_per_s", "reserve_p99_ratio", "with_p99_ms"]);
     let kib = figure(&report, "stream_kib");
     assert!((0.0..200.0).contains(&kib), "{kib}");
@@ -202,8 +300,9 @@ async fn what_is_given_back_is_for_sale_again() {
 
 #[tokio::test]
 async fn many_offers_are_sold_at_once() {
-    let report = short("many-offers").await;
-    assert_measured(&report, &["many_over_one", "half_p99_ms"]);
+    let gates = [("many_over_one", 0.1..=1e2)];
+    let report = within(&gates, async || short("many-offers").await).await;
+    assert_measured(&report, &["half_p99_ms"]);
     assert!(figure(&report, "offers_sold") > 10.0, "{report}");
 }
 
@@ -312,6 +411,28 @@ async fn ever_more_watchers_are_measured() {
     let calls = charts["Watchers: CPU of the server, µs a call or an update"].as_object().unwrap();
     for line in ["a refusal", "an update", "a replay"] {
         assert!(calls.contains_key(line), "{line}: {charts}");
+    }
+}
+
+#[tokio::test]
+async fn each_says_how_often_and_how_long_it_measures() {
+    let usual = ["sold-out", "overload", "peers", "steady", "far-redis", "soak", "segments"];
+    let usual = usual.map(|scenario| (scenario, "5; 1 with --quick", "5s; 1s with --quick"));
+    let others = [
+        ("goals", "3; 1 with --quick", "1500ms; 1s with --quick"),
+        ("scale", "1; 1 with --quick", "3s; 1s with --quick"),
+    ];
+    for (scenario, repeats, lasts) in usual.into_iter().chain(others) {
+        let mut help = Command::new(env!("CARGO_BIN_EXE_seckill"));
+        let help = help.args(["bench", scenario, "--help"]).env("COLUMNS", "200").output();
+        let help = String::from_utf8(help.await.unwrap().stdout).unwrap();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in [
+            format!("How often everything is measured [without it: {repeats}]"),
+            format!("How long one measurement takes [without it: {lasts}]"),
+        ] {
+            assert_eq!(help.matches(&said).count(), 1, "{scenario}: {said} in {help}");
+        }
     }
 }
 

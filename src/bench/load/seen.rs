@@ -182,3 +182,33 @@ fn histogram() -> Histogram<u64> {
 pub(super) fn micros(span: Duration) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A load of a second whose calls were so late, and whose generator ran for so long.
+    fn seen(lags_us: impl IntoIterator<Item = u64>, cpu_ms: u64) -> Seen {
+        let mut seen = Seen::new(0);
+        for lag in lags_us {
+            seen.lag.saturating_record(lag);
+        }
+        seen.cpu = Duration::from_millis(cpu_ms);
+        seen.lasted = Duration::from_secs(1);
+        seen
+    }
+
+    #[test]
+    fn a_generator_that_is_late_or_busy_says_that_it_was_the_limit() {
+        let late = |calls: usize| {
+            let lags = (0..1_000).map(move |nth| if nth < calls { 5_000 } else { 100 });
+            seen(lags, 500)
+        };
+        assert_eq!(late(9).limit(), None, "fewer than one in a hundred");
+        let limit = late(20).limit().expect("two in a hundred are late");
+        assert_eq!(limit, "the generator was 5.0 ms late (p99)");
+        assert_eq!(seen([100], 890).limit(), None, "a tenth of the core is left");
+        let limit = seen([100], 910).limit().expect("it has nothing to spare");
+        assert_eq!(limit, "the generator used 91 % of a core");
+    }
+}

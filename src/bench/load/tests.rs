@@ -79,6 +79,21 @@ async fn a_server_that_stalls_has_to_answer_for_everybody_who_came_meanwhile() {
 }
 
 #[tokio::test]
+async fn a_generator_whose_own_thread_stalls_has_to_answer_for_that_itself() {
+    let (addr, _serving) = stalling(Duration::ZERO).await;
+    let load = load(addr, &nowhere(), 1_000.0, Duration::from_millis(200));
+    let (seen, ()) = tokio::join!(drive(load), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        #[expect(clippy::disallowed_methods, reason = "the thread of the generator is to stall")]
+        std::thread::sleep(Duration::from_millis(50));
+    });
+    let seen = seen.unwrap();
+    assert_eq!(seen.count(SOLD_OUT), 200);
+    assert!(seen.lag() >= Duration::from_millis(20), "{:?}", seen.lag());
+    assert!(seen.limit().is_some_and(|limit| limit.starts_with("the generator ")));
+}
+
+#[tokio::test]
 async fn at_its_deadline_a_call_is_given_up_whether_it_was_sent_or_not() {
     let (addr, _serving) = stalling(Duration::from_millis(600)).await;
     let load = Load {
