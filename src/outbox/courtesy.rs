@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::admission::room::Room;
 
 /// How long orders wait for callers, from the first row that waits on.
-const GIVE_WAY_FOR: Duration = Duration::from_secs(10);
+const GIVE_WAY_FOR: Duration = Duration::from_secs(3);
 /// How often it is looked whether they still have to.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
@@ -73,10 +73,10 @@ mod tests {
         let (room, mut courtesy) = (Room::new(1_024, 10_000), Courtesy::default());
         room.note_lag(LATE);
         let first = waited(&mut courtesy, &room).await;
-        assert!((10.0..10.1).contains(&first.as_secs_f64()), "{first:?}");
+        assert!((3.0..3.1).contains(&first.as_secs_f64()), "{first:?}");
         assert_eq!(waited(&mut courtesy, &room).await, Duration::ZERO, "until it has caught up");
         courtesy.caught_up();
         let next = waited(&mut courtesy, &room).await;
-        assert!((10.0..10.1).contains(&next.as_secs_f64()), "{next:?}");
+        assert!((3.0..3.1).contains(&next.as_secs_f64()), "{next:?}");
     }
 }
