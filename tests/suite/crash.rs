@@ -390,7 +390,7 @@ async fn a_second_signal_ends_the_server_at_once() {
     process.terminate();
     process.logged("stopping: a second signal ends it at once").await;
     process.terminate();
-    let status = process.ended(Duration::from_secs(2)).await;
+    let status = process.ended(Duration::from_secs(20)).await;
     assert_eq!(status.code(), Some(69), "{}", process.log());
     assert!(process.log().contains("ended by a second signal"), "{}", process.log());
 }
