@@ -17,7 +17,6 @@ use crate::{
     error::Error,
 };
 
-pub mod courtesy;
 pub mod dead_letters;
 mod pace;
 pub mod poller;

@@ -89,12 +89,6 @@ impl Room {
         (size, (size + owed).saturating_sub(self.places.available_permits()))
     }
 
-    /// Whether the threads that speak gRPC bear fewer than the outbox could use.
-    pub fn is_pressed(&self) -> bool {
-        let sizes = self.locked();
-        sizes.borne < sizes.useful.min(sizes.most)
-    }
-
     fn place(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
         Place { room: self.clone(), permit: Some(permit) }
     }
@@ -190,10 +184,8 @@ mod tests {
             room.note_lag(Duration::from_millis(1));
         }
         assert_eq!(room.figures(), (1_024, 0), "on time");
-        assert!(!room.is_pressed());
         room.note_lag(LATE * 2);
         assert_eq!(room.figures(), (768, 0), "late once");
-        assert!(room.is_pressed());
         room.resize(2_000);
         room.note_lag(LATE * 3 / 4);
         assert_eq!(room.figures(), (768, 0), "neither late nor on time");
@@ -208,7 +200,6 @@ mod tests {
             room.note_lag(Duration::from_millis(1));
         }
         assert_eq!(room.figures(), (2_000, 0), "on time again");
-        assert!(!room.is_pressed());
     }
 
     #[tokio::test]

@@ -54,8 +54,6 @@ pub struct Pass {
     pub failed: usize,
     /// Releases that the engine can't take now.
     pub waiting: usize,
-    /// The batch was full, so more may be due.
-    pub is_full: bool,
 }
 
 impl Pass {
@@ -100,8 +98,11 @@ impl Poller {
 
     async fn order_due(&self, pass: &mut Pass) -> Result<(), Error> {
         for claim in [Claim::New, Claim::Any] {
-            match self.order_batch(claim, pass).await {
-                Ok(()) => return Ok(()),
+            match self.order_batch(claim).await {
+                Ok(ordered) => {
+                    pass.ordered += ordered;
+                    return Ok(());
+                }
                 Err(Setback::Sql(error)) if classify(&error) == SqlFault::RolledBack => {
                     return Ok(());
                 }
@@ -115,8 +116,8 @@ impl Poller {
         // Each for itself, so that the poisoned one fails alone.
         let due = self.due(OutboxState::Pending).await?;
         for row in due {
-            match self.order_batch(Claim::One(row.id), pass).await {
-                Ok(()) => {}
+            match self.order_batch(Claim::One(row.id)).await {
+                Ok(ordered) => pass.ordered += ordered,
                 Err(Setback::Rows) => {
                     self.count_attempt(&row, "the order of another reservation is in the way")
                         .await?;
@@ -135,8 +136,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Orders what is due and claimed, in one transaction.
-    async fn order_batch(&self, claim: Claim, pass: &mut Pass) -> Result<(), Setback> {
+    /// Orders what is due and claimed, in one transaction; answers how many.
+    async fn order_batch(&self, claim: Claim) -> Result<usize, Setback> {
         let now = self.database.clock();
         let most = match claim {
             Claim::New | Claim::Any => self.pace().take(usize::MAX),
@@ -147,7 +148,7 @@ impl Poller {
         match self.order_claimed(&transaction, claim, most, now).await {
             Ok(0) => {
                 transaction.rollback().await?;
-                Ok(())
+                Ok(0)
             }
             Ok(ordered) => {
                 failpoint!("before_order_commit");
@@ -155,9 +156,7 @@ impl Poller {
                 failpoint!("after_order_commit");
                 metrics::batch_ordered(ordered, begun.elapsed());
                 self.pace().note(ordered, begun.elapsed());
-                pass.ordered += ordered;
-                pass.is_full = ordered == most;
-                Ok(())
+                Ok(ordered)
             }
             Err(setback) => {
                 // The first error is the one that counts.

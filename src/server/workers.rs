@@ -18,7 +18,7 @@ use crate::{
     },
     error::Error,
     metrics::{self, Polled},
-    outbox::{courtesy::Courtesy, poller::Pass, sweeper::sweep},
+    outbox::{poller::Pass, sweeper::sweep},
     telemetry::spans,
     transfers::balance_all,
 };
@@ -247,7 +247,6 @@ async fn alone(
 async fn poll(parts: Parts, settings: Settings) {
     let poller = parts.poller(&settings);
     let interval = Duration::from_millis(settings.outbox.poll_interval_ms);
-    let (room, mut courtesy) = (parts.reservations.writer.room(), Courtesy::default());
     loop {
         tokio::select! {
             biased;
@@ -260,15 +259,11 @@ async fn poll(parts: Parts, settings: Settings) {
             && !parts.shutdown.is_cancelled()
             && !parts.database_circuit.is_open()
         {
-            parts.shutdown.run_until_cancelled(courtesy.give_way(room)).await;
             let begun = SystemTime::now();
             match poller.run_once().await {
                 Ok(pass) => {
                     note_pass(&pass, begun);
                     found = pass.settled();
-                    if !pass.is_full {
-                        courtesy.caught_up();
-                    }
                     if found == 0 {
                         break;
                     }
