@@ -25,7 +25,8 @@ pub(super) fn read(env: &[(OsString, OsString)]) -> (Vec<Stated>, Vec<String>) {
         let (_, value) = env.iter().find(|(known, _)| known == name)?;
         value.to_str().map(str::trim).filter(|value| !value.is_empty())
     };
-    let is = |name, wanted: &str| read(name).is_some_and(|value| value.eq_ignore_ascii_case(wanted));
+    let is =
+        |name, wanted: &str| read(name).is_some_and(|value| value.eq_ignore_ascii_case(wanted));
     let (mut stated, mut problems) = (Vec::new(), Vec::new());
     let mut state = |key, value: &str, variable| {
         stated.push(Stated { key, value: value.to_owned(), variable });
@@ -59,9 +60,7 @@ fn per_thousand(sampler: &str, arg: &str) -> Result<u32, String> {
         "traceidratio" => match arg.parse::<f64>() {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1000")]
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok((ratio * 1e3).round() as u32),
-            Ok(_) | Err(_) => {
-                Err(format!("{SAMPLER_ARG} = {arg:?}: must be a number from 0 to 1"))
-            }
+            Ok(_) | Err(_) => Err(format!("{SAMPLER_ARG} = {arg:?}: must be a number from 0 to 1")),
         },
         _ => Err(format!(
             "{SAMPLER} = {sampler:?}: must be always_on, always_off or traceidratio, each also with \
