@@ -21,8 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Error, Frames, on_a_thread, thread_cpu};
 use crate::{api::pb, domain::OfferKey};
 
-/// Below what a server allows on one connection.
-/// As many as the server takes by default.
+/// As many as a server allows on one connection unless told otherwise.
 const STREAMS_PER_CONNECTION: usize = 100;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 28;
 /// What a reader who stopped is owed before the server has to hold its messages back.
