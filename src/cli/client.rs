@@ -170,22 +170,24 @@ async fn spoken(server: &str) -> io::Result<Spoken> {
     let Some(authority) = server.strip_prefix("http://") else { return Ok(Spoken::Other) };
     let authority = authority.trim_end_matches('/');
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    if said(authority, preface).await?.contains(SPEAKS_TLS) {
+    let mut socket = TcpStream::connect(authority).await?;
+    socket.write_all(preface).await?;
+    socket.shutdown().await?;
+    if said(socket).await.contains(SPEAKS_TLS) {
         return Ok(Spoken::Tls);
     }
     let get = format!("GET / HTTP/1.1\r\nhost: {authority}\r\nconnection: close\r\n\r\n");
-    let is_http1 = said(authority, get.as_bytes()).await?.starts_with("HTTP/1.");
+    let mut socket = TcpStream::connect(authority).await?;
+    socket.write_all(get.as_bytes()).await?;
+    let is_http1 = said(socket).await.starts_with("HTTP/1.");
     Ok(if is_http1 { Spoken::Http1 } else { Spoken::Other })
 }
 
-/// The beginning of what is answered to these bytes.
-async fn said(authority: &str, bytes: &[u8]) -> io::Result<String> {
-    let mut socket = TcpStream::connect(authority).await?;
-    socket.write_all(bytes).await?;
-    socket.shutdown().await?;
+/// The beginning of what comes, also where it ends in a reset.
+async fn said(socket: TcpStream) -> String {
     let mut answer = Vec::new();
-    socket.take(1_024).read_to_end(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer).into_owned())
+    let _ = socket.take(1_024).read_to_end(&mut answer).await;
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn not_a_server(server: &str) -> Failure {

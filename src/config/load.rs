@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_of_opentelemetry_counts_where_none_of_ours_is_set() {
+    fn a_standard_variable_counts_where_none_of_ours_is_set() {
         const OTEL: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
         let (_dir, path) = file("[traces]\nendpoint = \"http://file:1\"\n");
         let load = |own: Option<&str>| {
