@@ -97,15 +97,18 @@ async fn an_expired_deadline_is_deadline_exceeded() {
 #[tokio::test]
 async fn tonics_own_timer_never_wins() {
     let edge = Edge::start().await;
-    let mut calls = Vec::new();
-    for number in 0..400 {
-        // The body never comes, so only a timer can answer.
-        let timeout = format!("{}m", 1 + number % 20);
-        let (response, send) = edge.open(RESERVE, &[("grpc-timeout", &timeout)]).await;
-        calls.push((Answer::read(response), send));
-    }
-    for (answer, _send) in calls {
-        answer.await.expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
+    // As many at once as one connection may have, four times.
+    for _ in 0..4 {
+        let mut calls = Vec::new();
+        for number in 0..100 {
+            // The body never comes, so only a timer can answer.
+            let timeout = format!("{}m", 1 + number % 20);
+            let (response, send) = edge.open(RESERVE, &[("grpc-timeout", &timeout)]).await;
+            calls.push((Answer::read(response), send));
+        }
+        for (answer, _send) in calls {
+            answer.await.expect(Code::DeadlineExceeded, "DEADLINE_EXCEEDED");
+        }
     }
 }
 

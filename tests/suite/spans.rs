@@ -173,7 +173,7 @@ async fn a_call_that_fails_is_one_line_with_its_trace_where_somebody_wants_it() 
                 continue;
             }
             assert_eq!(lines.len(), 2, "{log}");
-            let words = ["Reserve", "NotFound", TRACE, "took_us", "nothing"];
+            let words = ["Reserve", "NotFound", "UNKNOWN_OFFER", TRACE, "took_us"];
             assert!(words.iter().all(|word| lines[0].contains(word)), "{log}");
             assert!(lines[1].contains("WatchStock") && !lines[1].contains(TRACE), "{log}");
         }

@@ -20,6 +20,7 @@ use tonic::{
     body::Body,
     codegen::{Bytes, Service},
 };
+use tonic_types::{ErrorDetails, StatusExt as _};
 use tower::Layer;
 
 use super::super::access::TABLE;
@@ -169,13 +170,14 @@ struct UnderWay {
 #[derive(Debug, Default)]
 struct Noted {
     trace_id: Option<String>,
-    message: String,
+    /// Not the message, which may repeat what the caller sent.
+    reason: Option<String>,
 }
 
 impl Noted {
     fn of(request: &HeaderMap) -> Option<Box<Self>> {
         tracing::enabled!(target: calls!(), tracing::Level::DEBUG)
-            .then(|| Box::new(Self { trace_id: spans::told(request), message: String::new() }))
+            .then(|| Box::new(Self { trace_id: spans::told(request), reason: None }))
     }
 }
 
@@ -185,8 +187,9 @@ impl UnderWay {
         self.code = code;
         if let Some(noted) = &mut self.noted {
             noted.trace_id = noted.trace_id.take().or_else(|| spans::told(answer));
-            let status = Status::from_header_map(answer);
-            noted.message = status.map_or_else(String::new, |status| status.message().to_owned());
+            let details = Status::from_header_map(answer).map(|status| status.get_error_details());
+            let info = details.as_ref().and_then(ErrorDetails::error_info);
+            noted.reason = info.map(|info| info.reason.clone());
         }
     }
 }
@@ -195,7 +198,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let took = self.begun.elapsed();
         self.meter.end(self.code as usize, took);
-        if let Some(Noted { trace_id, message }) = self.noted.as_deref()
+        if let Some(Noted { trace_id, reason }) = self.noted.as_deref()
             && self.code != Code::Ok
         {
             let took_us = took.as_micros();
@@ -203,7 +206,7 @@ impl Drop for UnderWay {
                 target: calls!(),
                 method = self.meter.name(),
                 code = ?self.code,
-                detail = message,
+                reason,
                 trace_id,
                 took_us,
                 "a call failed"
