@@ -62,6 +62,8 @@ pub(crate) struct Told {
     /// A release was sent before anybody knew whether there is something to give back.
     pub(crate) gives_back: bool,
     pub(crate) confirmed: bool,
+    /// It was asked to be confirmed, and nobody answered.
+    pub(crate) confirm_asked: bool,
 }
 
 /// One call, as its caller saw it.
@@ -264,7 +266,10 @@ impl Crowd {
         match outcome {
             ReleaseOutcome::Released | ReleaseOutcome::AlreadyReleased => told.released = true,
             // A confirm of another client was faster: the unit stays.
-            ReleaseOutcome::Confirmed => told.release_asked = false,
+            ReleaseOutcome::Confirmed => {
+                told.release_asked = false;
+                told.confirmed = true;
+            }
             other => {
                 let line = format!("a release of {win:?} heard {other:?}");
                 ledger.broken_promises.push(line);
@@ -274,6 +279,7 @@ impl Crowd {
     }
 
     pub(crate) async fn confirm(&self, buyer: &str, win: &Win) -> Option<ConfirmOutcome> {
+        self.ledger().told.get_mut(buyer).unwrap().confirm_asked = true;
         let mut request = Request::new(pb::ConfirmRequest {
             activity_id: self.key.activity_id.to_string(),
             sku_id: self.key.sku_id.to_string(),
@@ -286,9 +292,9 @@ impl Crowd {
         let mut ledger = self.ledger();
         ledger.note(sent, answer.as_ref().err(), false);
         let outcome = answer.ok()?.into_inner().outcome();
-        if outcome == ConfirmOutcome::Confirmed {
-            ledger.told.get_mut(buyer).unwrap().confirmed = true;
-        }
+        let told = ledger.told.get_mut(buyer).unwrap();
+        told.confirm_asked = false;
+        told.confirmed |= outcome == ConfirmOutcome::Confirmed;
         Some(outcome)
     }
 
@@ -301,7 +307,8 @@ impl Crowd {
         };
         let mut sample = ASK_AGAIN;
         let asks = told.into_iter().filter(|(_, told)| {
-            let unsure = told.undecided || (told.release_asked && !told.released);
+            let unsure =
+                told.undecided || told.confirm_asked || (told.release_asked && !told.released);
             sample = sample.saturating_sub(usize::from(!unsure && told.win.is_some()));
             unsure || (told.win.is_some() && sample > 0)
         });
@@ -310,6 +317,10 @@ impl Crowd {
             .map(async |(buyer, told)| {
                 if let (Some(win), true) = (&told.win, told.release_asked && !told.released) {
                     insist(async || self.release(&buyer, win).await).await?;
+                }
+                if let (Some(win), true) = (&told.win, told.confirm_asked) {
+                    // A server that is gone may have done it.
+                    insist(async || self.confirm(&buyer, win).await).await?;
                 }
                 let again = async || self.reserve_units(&buyer, told.quantity.max(1)).await;
                 insist(again).await.map(|_| ())
