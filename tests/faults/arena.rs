@@ -359,6 +359,19 @@ impl Arena {
         }
     }
 
+    /// Waits until the units that are left and those of reservations are all there are: what a server
+    /// that died had set aside is put back by the sweeper of another, once its lock has run out. Units
+    /// that do not come back are for the books to tell.
+    pub(crate) async fn nothing_is_aside(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let is_whole = |offer: pb::OfferPipeline| {
+            offer.remaining.unwrap_or(0) + offer.reserved_sql >= offer.total
+        };
+        while !self.drained(0).await.is_some_and(is_whole) && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// A sale beside this one that has ended; no server may run yet.
     pub(crate) async fn end_another_sale(&self) {
         let world = self.world().await.unwrap();

@@ -87,6 +87,7 @@ async fn compare(arena: &mut Arena, verdict: &mut Verdict) -> Result<(), String>
         arena.holds_are_over().await?;
     }
     arena.all_drained(RECOVERY_LIMIT).await?;
+    arena.nothing_is_aside(RECOVERY_LIMIT).await;
     let remaining = arena.drained(0).await.and_then(|offer| offer.remaining).unwrap_or(0);
     let mut all_sold = None;
     if arena.redis.is_some() {
