@@ -36,7 +36,8 @@ const CLOCK_EPOCH_MS: i64 = 1_735_689_600_000;
 ///
 /// It only looks: nothing is made, written or migrated.
 ///
-/// Exits 69 when something that a server needs does not answer, 64 when a setting is wrong.
+/// Exits 64 when the settings can't be read, 69 when a server would not run for anything else that
+/// was found. An address that others can reach is a warning: `serve --insecure` would listen there.
 #[derive(Debug, Args)]
 pub struct Doctor {}
 

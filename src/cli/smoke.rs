@@ -1,4 +1,4 @@
-//! `seckill smoke`: walks one test buyer through a sale that is on, and leaves nothing behind.
+//! `seckill smoke`: walks one test buyer through a sale that is on, and gives the unit back.
 
 use std::time::Duration;
 
