@@ -448,15 +448,18 @@ impl Server {
             parts.tasks.spawn(tls.keep_current(parts.shutdown.clone()));
         }
         let room = parts.reservations.writer.room();
-        let fronts = Fronts::start(settings, listener, tls.as_ref(), Some(room), || {
-            let (reflection_v1, reflection_v1alpha) = api::reflection();
-            grpc(settings)
-                .add_service(HealthServer::new(HealthService::from_health_reporter(health.clone())))
-                .add_service(reflection_v1)
-                .add_service(reflection_v1alpha)
-                .add_service(stack::admin(services.clone()))
-                .add_service(stack::seckill(services.clone()))
-        });
+        let fronts =
+            Fronts::start(settings, listener, tls.as_ref(), Some(room), parts.feed.turns(), || {
+                let (reflection_v1, reflection_v1alpha) = api::reflection();
+                grpc(settings)
+                    .add_service(HealthServer::new(HealthService::from_health_reporter(
+                        health.clone(),
+                    )))
+                    .add_service(reflection_v1)
+                    .add_service(reflection_v1alpha)
+                    .add_service(stack::admin(services.clone()))
+                    .add_service(stack::seckill(services.clone()))
+            });
         let fronts = match fronts {
             Ok(fronts) => fronts,
             Err(error) => {

@@ -1,7 +1,8 @@
 //! Live stock: samples the offers that somebody watches; the newest value wins.
 //!
 //! One hub per watched activity reads its offers and publishes a board; every watcher takes the
-//! newest board when it is ready for more, so a slow one skips values and costs no memory.
+//! newest board when it is its turn and it is ready for more, so a slow one skips values and costs no
+//! memory.
 //!
 //! **Promises:** a snapshot of every offer first; then changes, whose (epoch, revision) never goes
 //! back; never an impossible value; the last value before silence is the true one; a heartbeat;
@@ -17,6 +18,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+mod turns;
 mod watcher;
 
 use crate::{
@@ -33,6 +35,7 @@ use crate::{
     offer::Offer,
     recovery::Recovery,
 };
+pub use turns::Turns;
 use watcher::Watcher;
 
 /// Offers read at the same time.
@@ -42,6 +45,10 @@ const FIRST_FIGURES: Duration = Duration::from_secs(5);
 /// The most of its time that a hub spends reading: a pass is followed by this many times its
 /// own length of rest.
 const REST: u32 = 2;
+/// Streams that are told of news at once: what a thread sends in a millisecond or two.
+const GROUP: usize = 256;
+/// In this time everybody is told, even where the threads have little left for that.
+const ROUND: Duration = Duration::from_secs(1);
 
 /// How the feed works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +66,7 @@ pub struct StockFeed {
     recovery: Arc<Recovery>,
     engine_circuit: Arc<Circuit>,
     options: FeedOptions,
+    turns: Arc<Turns>,
     hubs: Mutex<HashMap<ActivityId, Arc<Hub>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
@@ -69,6 +77,8 @@ pub struct StockFeed {
 struct Hub {
     id: ActivityId,
     board: watch::Sender<Arc<Board>>,
+    /// The watchers by turns: each group hears that there is news on the board.
+    groups: Mutex<Vec<watch::Sender<()>>>,
     /// How many watchers each offer has.
     wanted: Mutex<HashMap<SkuId, usize>>,
 }
@@ -87,6 +97,38 @@ struct Figures {
     observe_time: TimeMs,
 }
 
+/// What a look at the offers of a hub came to.
+#[derive(Debug, Clone, Copy)]
+struct Sampled {
+    news: bool,
+    /// It was the last.
+    settled: bool,
+}
+
+impl Hub {
+    /// Into a group that has room.
+    fn join_group(&self) -> watch::Receiver<()> {
+        let mut groups = locked(&self.groups);
+        if let Some(group) = groups.iter().find(|group| group.receiver_count() < GROUP) {
+            return group.subscribe();
+        }
+        let (group, news) = watch::channel(());
+        groups.push(group);
+        news
+    }
+
+    /// The groups that somebody is in.
+    fn groups(&self) -> Vec<watch::Sender<()>> {
+        let mut groups = locked(&self.groups);
+        groups.retain(|group| group.receiver_count() > 0);
+        groups.clone()
+    }
+
+    fn is_deserted(&self) -> bool {
+        locked(&self.groups).iter().all(|group| group.receiver_count() == 0)
+    }
+}
+
 impl StockFeed {
     /// A feed whose hubs run in `tasks` and end on `shutdown`.
     #[must_use]
@@ -98,7 +140,22 @@ impl StockFeed {
         tasks: TaskTracker,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { catalog, recovery, engine_circuit, options, hubs: Mutex::default(), tasks, shutdown }
+        Self {
+            catalog,
+            recovery,
+            engine_circuit,
+            options,
+            turns: Arc::default(),
+            hubs: Mutex::default(),
+            tasks,
+            shutdown,
+        }
+    }
+
+    /// What the threads that serve streams take part in.
+    #[must_use]
+    pub fn turns(&self) -> &Arc<Turns> {
+        &self.turns
     }
 
     /// Watches offers of one activity, all of them when none is named.
@@ -122,11 +179,12 @@ impl StockFeed {
             let last = self.last_figures(&activity, &sku_ids).await?;
             return Ok(stream::iter(last.into_iter().map(Ok)).left_stream());
         }
-        let (hub, mut boards) = self.join(&activity, &sku_ids);
+        let (hub, news) = self.join(&activity, &sku_ids);
         let watching = metrics::watching();
+        let mut boards = hub.board.subscribe();
         let interest = Interest { hub, sku_ids: sku_ids.clone(), _watching: watching };
         self.first_figures(&activity, &mut boards, &sku_ids).await?;
-        let watcher = Watcher::new(interest, boards, request.min_interval, self.options.heartbeat);
+        let watcher = Watcher::new(interest, news, request.min_interval, self.options.heartbeat);
         Ok(stream::unfold(watcher, |mut watcher| async move {
             let update = watcher.next().await?;
             Some((Ok(update), watcher))
@@ -183,17 +241,18 @@ impl StockFeed {
         }
     }
 
-    /// Adds a watcher to the activity's hub, which is started when there is none.
+    /// Adds a watcher to the activity's hub, which is started when there is none, and to a group.
     fn join(
         self: &Arc<Self>,
         activity: &Activity,
         sku_ids: &[SkuId],
-    ) -> (Arc<Hub>, watch::Receiver<Arc<Board>>) {
+    ) -> (Arc<Hub>, watch::Receiver<()>) {
         let mut hubs = locked(&self.hubs);
         let hub = hubs.entry(activity.id.clone()).or_insert_with(|| {
             let hub = Arc::new(Hub {
                 id: activity.id.clone(),
                 board: watch::Sender::default(),
+                groups: Mutex::default(),
                 wanted: Mutex::default(),
             });
             self.tasks.spawn(self.clone().run(hub.clone()));
@@ -204,32 +263,50 @@ impl StockFeed {
             *wanted.entry(sku_id.clone()).or_default() += 1;
         }
         drop(wanted);
-        (hub.clone(), hub.board.subscribe())
+        (hub.clone(), hub.join_group())
     }
 
     /// Samples until nobody watches any more.
     async fn run(self: Arc<Self>, hub: Arc<Hub>) {
         while !self.shutdown.is_cancelled() {
             let started = Instant::now();
-            let settled = self.sample(&hub).await;
-            let rest = self.options.sample.max(started.elapsed() * REST);
+            let sampled = self.sample(&hub).await;
+            let read = Instant::now();
+            let rest = self.options.sample.max((read - started) * REST);
+            if sampled.news {
+                self.tell(&hub).await;
+            }
             tokio::select! {
-                () = tokio::time::sleep(rest) => {}
+                () = tokio::time::sleep_until(read + rest) => {}
                 () = self.shutdown.cancelled() => {}
             }
             let mut hubs = locked(&self.hubs);
-            if settled || hub.board.receiver_count() == 0 {
+            if sampled.settled || hub.is_deserted() {
                 hubs.remove(&hub.id);
                 return;
             }
         }
     }
 
-    /// Reads the wanted offers once and publishes what changed; answers whether that was the end.
-    async fn sample(&self, hub: &Hub) -> bool {
+    /// Tells one group after the other that there is news.
+    async fn tell(&self, hub: &Hub) {
+        let groups = hub.groups();
+        let Some((last, first)) = groups.split_last() else { return };
+        for group in first {
+            let most = ROUND / u32::try_from(groups.len()).unwrap_or(u32::MAX);
+            self.turns.take(most, || group.send_replace(())).await;
+            if self.shutdown.is_cancelled() {
+                return;
+            }
+        }
+        last.send_replace(());
+    }
+
+    /// Reads the wanted offers once and publishes what changed.
+    async fn sample(&self, hub: &Hub) -> Sampled {
         // Keeps the last known state while the database is away.
         let Ok(activity) = self.catalog.activity(&hub.id).await else {
-            return false;
+            return Sampled { news: false, settled: false };
         };
         let wanted: Vec<SkuId> = locked(&hub.wanted).keys().cloned().collect();
         let offers = wanted.iter().filter_map(|sku_id| activity.offers.get(sku_id).cloned());
@@ -242,8 +319,8 @@ impl StockFeed {
             .filter_map(|found| async move { found })
             .collect()
             .await;
-        hub.board.send_if_modified(|board| publish(board, activity.state, found));
-        activity.state == ActivityState::Settled
+        let news = hub.board.send_if_modified(|board| publish(board, activity.state, found));
+        Sampled { news, settled: activity.state == ActivityState::Settled }
     }
 
     /// The offer's figures, unless they are in doubt.
@@ -340,4 +417,37 @@ impl Drop for Interest {
 /// A poisoned lock is taken all the same: what it guards is whole between two statements.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn a_hub() -> Hub {
+        Hub {
+            id: ActivityId::new("a-1").unwrap(),
+            board: watch::Sender::default(),
+            groups: Mutex::default(),
+            wanted: Mutex::default(),
+        }
+    }
+
+    fn sizes(hub: &Hub) -> Vec<usize> {
+        hub.groups().iter().map(watch::Sender::receiver_count).collect()
+    }
+
+    #[test]
+    fn watchers_come_in_groups_and_places_are_used_again() {
+        let hub = a_hub();
+        let mut watchers: Vec<_> = (0..GROUP * 2 + 10).map(|_| hub.join_group()).collect();
+        assert_eq!(sizes(&hub), [GROUP, GROUP, 10]);
+        watchers.drain(..20);
+        watchers.extend((0..15).map(|_| hub.join_group()));
+        assert_eq!(sizes(&hub), [GROUP - 5, GROUP, 10]);
+        watchers.truncate(GROUP - 20);
+        assert_eq!(sizes(&hub), [GROUP - 20], "a group that nobody is in is gone");
+        assert!(!hub.is_deserted());
+        watchers.clear();
+        assert!(hub.is_deserted());
+    }
 }

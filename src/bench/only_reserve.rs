@@ -51,7 +51,7 @@ pub(super) async fn serve(
     let listener = TcpListener::bind(settings.grpc.addr).await.map_err(|error| port(&error))?;
     let addr = listener.local_addr().map_err(|error| port(&error))?;
     let service = OnlyReserve { reserve: Arc::new(reserve), stores };
-    let mut fronts = Fronts::start(settings, listener, None, None, || {
+    let mut fronts = Fronts::start(settings, listener, None, None, &Arc::default(), || {
         let (reflection_v1, reflection_v1alpha) = api::reflection();
         let service = SeckillServer::new(service.clone())
             .max_decoding_message_size(stack::SECKILL_REQUEST_LIMIT);

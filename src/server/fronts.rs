@@ -34,7 +34,7 @@ use super::{
     listener::{self, Accepted, Door},
     tls::Tls,
 };
-use crate::{admission::room::Room, api::stack, config::Settings, metrics};
+use crate::{admission::room::Room, api::stack, config::Settings, metrics, stock_feed::Turns};
 
 /// How often a thread looks how late it is.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -65,8 +65,8 @@ struct Front {
 }
 
 impl Fronts {
-    /// Serves what `grpc` makes, several times for each thread; `room` hears how late each of them
-    /// is.
+    /// Serves what `grpc` makes, several times for each thread. `room` hears how late each of them
+    /// is, and streams take `turns` on them.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -75,6 +75,7 @@ impl Fronts {
         listener: TcpListener,
         tls: Option<&Arc<Tls>>,
         room: Option<&Arc<Room>>,
+        turns: &Arc<Turns>,
         grpc: impl Fn() -> Grpc,
     ) -> io::Result<Self> {
         let (stop, abort) = (CancellationToken::new(), CancellationToken::new());
@@ -90,7 +91,8 @@ impl Fronts {
                     (way, (grpc(), door))
                 })
                 .unzip();
-            let ended = serve(nth, doors, room.cloned(), stop.clone(), abort.clone())?;
+            let told = (room.cloned(), turns.clone());
+            let ended = serve(nth, doors, told, stop.clone(), abort.clone())?;
             fronts.push(Front { ways, connections: Arc::default(), ended });
         }
         let (denied, most) = (settings.limits.denied.clone(), settings.grpc.max_connections);
@@ -137,11 +139,13 @@ fn deal(fronts: &[Front], accepted: Accepted) {
 fn serve(
     nth: usize,
     doors: Vec<(Grpc, Door)>,
-    room: Option<Arc<Room>>,
+    (room, turns): (Option<Arc<Room>>, Arc<Turns>),
     stop: CancellationToken,
     abort: CancellationToken,
 ) -> io::Result<oneshot::Receiver<()>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    // A task, so that it has its turn behind those that were there before.
+    runtime.spawn(async move { turns.keep().await });
     let (end, ended) = oneshot::channel();
     thread::Builder::new().name(format!("grpc-{nth}")).spawn(move || {
         let served = runtime.block_on(async move {

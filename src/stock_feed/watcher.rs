@@ -18,7 +18,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Watcher {
     activity_id: ActivityId,
-    boards: watch::Receiver<Arc<Board>>,
+    /// Changes when the board does, in its turn.
+    news: watch::Receiver<()>,
     sku_ids: Vec<SkuId>,
     /// Offers whose newest value was not sent when the board was last looked through.
     pending: VecDeque<SkuId>,
@@ -29,7 +30,7 @@ pub(super) struct Watcher {
     heartbeat_turn: usize,
     /// The last state was sent; nothing follows.
     over: bool,
-    _interest: Interest,
+    interest: Interest,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,14 +44,14 @@ impl Watcher {
     /// A stream over the offers of this interest that has sent nothing yet.
     pub(super) fn new(
         interest: Interest,
-        boards: watch::Receiver<Arc<Board>>,
+        news: watch::Receiver<()>,
         min_interval: Duration,
         heartbeat: Duration,
     ) -> Self {
         let sku_ids = interest.sku_ids.clone();
         Self {
             activity_id: interest.hub.id.clone(),
-            boards,
+            news,
             pending: sku_ids.iter().cloned().collect(),
             sent: HashMap::with_capacity(sku_ids.len()),
             sku_ids,
@@ -59,7 +60,7 @@ impl Watcher {
             last_message: Instant::now(),
             heartbeat_turn: 0,
             over: false,
-            _interest: interest,
+            interest,
         }
     }
 
@@ -79,7 +80,7 @@ impl Watcher {
                 continue;
             }
             tokio::select! {
-                changed = self.boards.changed() => if changed.is_err() {
+                changed = self.news.changed() => if changed.is_err() {
                     // The hub is gone: the activity is settled, or the server stops.
                     self.look_through();
                     self.over = true;
@@ -93,10 +94,15 @@ impl Watcher {
         }
     }
 
+    fn board(&self) -> Arc<Board> {
+        self.interest.hub.board.borrow().clone()
+    }
+
     /// Collects what differs from what was sent. Answers when an offer that changed may be sent
     /// again, if one has to wait for that.
     fn look_through(&mut self) -> Option<Instant> {
-        let board = self.boards.borrow_and_update().clone();
+        self.news.mark_unchanged();
+        let board = self.board();
         let state = board.state?;
         let now = Instant::now();
         let mut paused_until: Option<Instant> = None;
@@ -127,7 +133,7 @@ impl Watcher {
     /// The newest value of the next offer that has one to send.
     fn next_pending(&mut self) -> Option<StockUpdate> {
         while let Some(sku_id) = self.pending.pop_front() {
-            let board = self.boards.borrow().clone();
+            let board = self.board();
             let (Some(state), Some(figures)) = (board.state, board.figures.get(&sku_id)) else {
                 continue;
             };
@@ -142,7 +148,7 @@ impl Watcher {
 
     /// Repeats the newest figures of one offer, each in its turn.
     fn heartbeat(&mut self) -> Option<StockUpdate> {
-        let board = self.boards.borrow().clone();
+        let board = self.board();
         self.heartbeat_turn += 1;
         self.last_message = Instant::now();
         let sku_id = self.sku_ids.get(self.heartbeat_turn % self.sku_ids.len().max(1))?.clone();
