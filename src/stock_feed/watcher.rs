@@ -1,12 +1,11 @@
 //! One stream of stock: the newest value wins, and a slow reader costs no memory.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use super::{Board, Figures, Interest};
 use crate::{
@@ -21,12 +20,17 @@ pub(super) struct Watcher {
     /// Changes when the board does, in its turn.
     news: watch::Receiver<()>,
     sku_ids: Vec<SkuId>,
-    /// Offers whose newest value was not sent when the board was last looked through.
-    pending: VecDeque<SkuId>,
-    sent: HashMap<SkuId, Sent>,
+    /// What was sent last of each.
+    sent: Vec<Option<Sent>>,
+    /// Offers, by their place in `sku_ids`, whose newest value was not sent when the board was last
+    /// looked through.
+    pending: VecDeque<usize>,
     min_interval: Duration,
     heartbeat: Duration,
     last_message: Instant,
+    /// Ends when something may be due. It is set anew only when it has ended or is too late: most
+    /// messages come with news, and would set it for nothing.
+    timer: Pin<Box<Sleep>>,
     heartbeat_turn: usize,
     /// The last state was sent; nothing follows.
     over: bool,
@@ -49,15 +53,17 @@ impl Watcher {
         heartbeat: Duration,
     ) -> Self {
         let sku_ids = interest.sku_ids.clone();
+        let now = Instant::now();
         Self {
             activity_id: interest.hub.id.clone(),
             news,
-            pending: sku_ids.iter().cloned().collect(),
-            sent: HashMap::with_capacity(sku_ids.len()),
+            pending: (0..sku_ids.len()).collect(),
+            sent: vec![None; sku_ids.len()],
             sku_ids,
             min_interval,
             heartbeat,
-            last_message: Instant::now(),
+            last_message: now,
+            timer: Box::pin(sleep_until(now + heartbeat)),
             heartbeat_turn: 0,
             over: false,
             interest,
@@ -79,13 +85,16 @@ impl Watcher {
             if !self.pending.is_empty() {
                 continue;
             }
+            if self.timer.is_elapsed() || self.timer.deadline() > paused_until {
+                self.timer.as_mut().reset(paused_until);
+            }
             tokio::select! {
                 changed = self.news.changed() => if changed.is_err() {
                     // The hub is gone: the activity is settled, or the server stops.
                     self.look_through();
                     self.over = true;
                 },
-                () = tokio::time::sleep_until(paused_until) => {
+                () = &mut self.timer => {
                     if Instant::now() >= heartbeat_due {
                         return self.heartbeat();
                     }
@@ -106,12 +115,12 @@ impl Watcher {
         let state = board.state?;
         let now = Instant::now();
         let mut paused_until: Option<Instant> = None;
-        for sku_id in &self.sku_ids {
+        for (place, (sku_id, sent)) in self.sku_ids.iter().zip(&self.sent).enumerate() {
             let Some(figures) = board.figures.get(sku_id) else {
                 continue;
             };
-            let Some(sent) = self.sent.get(sku_id) else {
-                self.pending.push_back(sku_id.clone());
+            let Some(sent) = sent else {
+                self.pending.push_back(place);
                 continue;
             };
             if figures.stamp == sent.stamp && state == sent.state {
@@ -119,7 +128,7 @@ impl Watcher {
             }
             let free_at = sent.at + self.min_interval;
             if free_at <= now || state == ActivityState::Settled {
-                self.pending.push_back(sku_id.clone());
+                self.pending.push_back(place);
             } else {
                 paused_until = Some(paused_until.map_or(free_at, |at| at.min(free_at)));
             }
@@ -132,16 +141,17 @@ impl Watcher {
 
     /// The newest value of the next offer that has one to send.
     fn next_pending(&mut self) -> Option<StockUpdate> {
-        while let Some(sku_id) = self.pending.pop_front() {
+        while let Some(place) = self.pending.pop_front() {
             let board = self.board();
-            let (Some(state), Some(figures)) = (board.state, board.figures.get(&sku_id)) else {
+            let sku_id = &self.sku_ids[place];
+            let (Some(state), Some(figures)) = (board.state, board.figures.get(sku_id)) else {
                 continue;
             };
             let now = Instant::now();
             let sent = Sent { stamp: figures.stamp, state, at: now };
-            let snapshot = self.sent.insert(sku_id.clone(), sent).is_none();
+            let snapshot = self.sent[place].replace(sent).is_none();
             self.last_message = now;
-            return Some(self.update(sku_id, *figures, state, snapshot, false));
+            return Some(self.update(sku_id.clone(), *figures, state, snapshot, false));
         }
         None
     }

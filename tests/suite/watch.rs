@@ -254,9 +254,14 @@ async fn a_silent_stream_shows_that_it_is_alive() {
             let silent = updates.began.elapsed();
             assert!(silent >= nth * Duration::from_millis(100), "heartbeat {nth} after {silent:?}");
         }
-        // A change comes at once all the same.
+        // A change comes at once all the same, in the middle of a silence, which begins anew.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let changed = updates.began.elapsed();
         world.win(&key, "u1", "r1").await;
         converge(&mut updates, first, 9).await;
+        assert!(next(&mut updates).await.heartbeat);
+        let silent = updates.began.elapsed() - changed;
+        assert!(silent >= Duration::from_millis(100), "a heartbeat {silent:?} after a change");
     };
     databases::run(Fresh::sqlite().await, on).await;
 }
