@@ -580,9 +580,13 @@ pub fn polled(result: Polled, rows: usize) {
     METRICS.polled[result as usize].increment(rows as u64);
 }
 
+/// The sweeper settled so many reservations.
+pub fn settled(count: usize) {
+    METRICS.swept.increment(count as u64);
+}
+
 /// The sweeper walked all offers once.
-pub fn swept(settled: usize, took: Duration) {
-    METRICS.swept.increment(settled as u64);
+pub fn swept(took: Duration) {
     METRICS.sweep_seconds.record(took);
 }
 

@@ -65,7 +65,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
                 async move {
                     let begun = Instant::now();
                     let settled = sweep(&reservations, grace).await?;
-                    metrics::swept(settled, begun.elapsed());
+                    metrics::swept(begun.elapsed());
                     if settled > 0 {
                         tracing::info!(settled, "the sweeper settled forgotten reservations");
                     }
@@ -99,11 +99,9 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             move || {
                 let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
                 async move {
-                    while !shutdown.is_cancelled() {
-                        match reservations.expire_holds(EXPIRE_AT_ONCE).await? {
-                            0 => break,
-                            expired => metrics::holds_expired(expired),
-                        }
+                    while !shutdown.is_cancelled()
+                        && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
+                    {
                     }
                     Ok(())
                 }

@@ -16,6 +16,7 @@ use tokio::{
 use url::Url;
 
 use crate::support::{
+    alerts::assert_seen_by,
     calls::Shop,
     databases::{self, Fresh},
     eventually,
@@ -108,11 +109,13 @@ async fn what_went_wrong_shows_in_the_metrics() {
         assert_eq!(after["seckill_engine_rebuild_seconds_count"], 1.0);
         assert!(after["seckill_engine_rebuild_seconds_sum"] > 0.0);
         assert!(after[reserved] > before[reserved]);
-        eventually("the dead letter", async || {
-            (metrics(addr).await["seckill_dead_letters"] == 1.0).then_some(())
+        let dead = eventually("the dead letter", async || {
+            Some(metrics(addr).await).filter(|found| found["seckill_dead_letters"] == 1.0)
         })
         .await;
+        assert_seen_by(&["SeckillDeadLetters"], &before, &dead);
 
+        let before = metrics(addr).await;
         let mut admin = SeckillAdminClient::new(process.channel().await);
         let activity_id = key.activity_id.to_string();
         admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
@@ -121,6 +124,7 @@ async fn what_went_wrong_shows_in_the_metrics() {
             let series = format!("seckill_reconcile_differences{{kind=\"{kind}\"}}");
             assert_eq!(compared.get(&series), Some(&differences), "{series} in {compared:?}");
         }
+        assert_seen_by(&["SeckillContradiction"], &before, &compared);
         process.stop().await;
     })
     .await;
@@ -136,10 +140,13 @@ async fn readiness_follows_the_engine_both_ways() {
         settings.engine.url = SecretUrl::new(format!("redis://{}", wire.addr));
         let server = Server::start(&settings).await.unwrap();
         becomes(http(&server), 200, READY).await;
+        let before = metrics(http(&server)).await;
         wire.cut();
         let away = "engine: away\ndatabase: there\nshutting down: no\nnot ready\n";
         becomes(http(&server), 503, away).await;
-        assert_eq!(metrics(http(&server)).await["seckill_engine_up"], 0.0);
+        let after = metrics(http(&server)).await;
+        assert_eq!(after["seckill_engine_up"], 0.0);
+        assert_seen_by(&["SeckillEngineDown"], &before, &after);
         wire.mend();
         becomes(http(&server), 200, READY).await;
         assert_eq!(metrics(http(&server)).await["seckill_engine_up"], 1.0);
@@ -162,10 +169,13 @@ async fn readiness_follows_the_database_both_ways() {
         settings.http.addr = free();
         let server = Server::start(&settings).await.unwrap();
         becomes(http(&server), 200, READY).await;
+        let before = metrics(http(&server)).await;
         wire.cut();
         let away = "engine: there\ndatabase: away\nshutting down: no\nnot ready\n";
         becomes(http(&server), 503, away).await;
-        assert_eq!(metrics(http(&server)).await["seckill_database_up"], 0.0);
+        let after = metrics(http(&server)).await;
+        assert_eq!(after["seckill_database_up"], 0.0);
+        assert_seen_by(&["SeckillDatabaseDown"], &before, &after);
         wire.mend();
         becomes(http(&server), 200, READY).await;
         server.stop().await;
