@@ -7,6 +7,7 @@
 //! show ([`Shown`]) is written while one of them is asked, and is its own.
 
 use std::{
+    collections::HashMap,
     fmt::Write as _,
     iter::Sum,
     sync::{
@@ -22,7 +23,7 @@ use ::metrics::{
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
-use crate::domain::{Difference, DifferenceKind, OfferKey, ReserveOutcome};
+use crate::domain::{ActivityId, Difference, DifferenceKind, OfferKey, ReserveOutcome};
 
 mod calls;
 mod families;
@@ -337,6 +338,8 @@ struct Metrics {
     dead_letters: Gauge,
     /// In the order of [`DifferenceKind::ALL`].
     differences: Vec<Gauge>,
+    /// How many of each kind, in the same order; of activities that have any.
+    compared: Mutex<HashMap<ActivityId, Vec<usize>>>,
     /// In the order of [`OUTCOMES`].
     outcomes: [Counter; OUTCOMES.len()],
     /// In the order of [`Undecided::ALL`].
@@ -420,6 +423,7 @@ impl Metrics {
             starting_cold: gauge!(STARTING_COLD.name),
             dead_letters: gauge!(DEAD_LETTERS.name),
             differences: DifferenceKind::ALL.iter().map(difference).collect(),
+            compared: Mutex::default(),
             outcomes: OUTCOMES.map(|outcome| counter!(RESERVE_OUTCOMES.name, "outcome" => outcome)),
             errors: Undecided::ALL
                 .iter()
@@ -638,11 +642,20 @@ pub fn engine_measured(depth: EngineDepth) {
     *METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner) = depth.offers;
 }
 
-/// What a comparison listed.
-pub fn compared(differences: &[Difference]) {
-    for (kind, gauge) in DifferenceKind::ALL.iter().zip(&METRICS.differences) {
-        let count = differences.iter().filter(|difference| difference.kind == *kind).count();
-        gauge.set(as_gauge(count as u64));
+/// What a comparison of this activity listed; it stays so until the next one of the same.
+pub fn compared(activity: &ActivityId, differences: &[Difference]) {
+    let count = |kind: &DifferenceKind| {
+        differences.iter().filter(|difference| difference.kind == *kind).count()
+    };
+    let mut compared = METRICS.compared.lock().unwrap_or_else(PoisonError::into_inner);
+    if differences.is_empty() {
+        compared.remove(activity);
+    } else {
+        compared.insert(activity.clone(), DifferenceKind::ALL.iter().map(count).collect());
+    }
+    for (place, gauge) in METRICS.differences.iter().enumerate() {
+        let sum: usize = compared.values().map(|counts| counts[place]).sum();
+        gauge.set(as_gauge(sum as u64));
     }
 }
 

@@ -168,7 +168,7 @@ families! {
     DEAD_LETTERS = "seckill_dead_letters", Kind::Gauge, [],
         "Reservations that could not become orders and wait for an operator.";
     DIFFERENCES = "seckill_reconcile_differences", Kind::Gauge, ["kind"],
-        "Contradictions of engine, outbox and orders that this server's last comparison listed.";
+        "Contradictions of engine, outbox and orders, by this server's last comparison of each activity.";
     CERTIFICATE_ENDS = "seckill_tls_certificate_expiry_timestamp_seconds", Kind::Gauge, [],
         "When the certificate of the gRPC port ends, as a Unix time; 0 without TLS.";
     PROCESS_CPU = "process_cpu_seconds_total", Kind::Counter, [],

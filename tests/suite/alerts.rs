@@ -221,7 +221,7 @@ async fn an_engine_that_somebody_else_writes_to_shows() {
         }
         let mut client = SeckillAdminClient::new(stand.process.channel().await);
         let activity_id = activity_id.to_string();
-        let request = ReconcileRequest { activity_id, repair: true, ..Default::default() };
+        let request = ReconcileRequest { activity_id, repair: true };
         let fault = client.reconcile(request).await.unwrap_err();
         assert_eq!(fault.code(), Code::Internal, "{fault:?}");
         let failures = "seckill_worker_failures_total{worker=\"balance\"}";

@@ -66,9 +66,10 @@ async fn what_went_wrong_shows_in_the_metrics() {
         let redis = ground.redis.as_ref().unwrap();
         let world = ground.world().await;
         let key = world.open_sale(&Sale::default()).await;
+        let well = world.plan_sale(&Sale { activity: "well", ..Sale::default() }).await;
         world.win(&key, "unlucky", "r").await;
         let poison = "UPDATE outbox SET state = 'dead', last_error = 'in the way', settle_time = 1";
-        for broken in [poison, "UPDATE offers SET sold = 1"] {
+        for broken in [poison, "UPDATE offers SET sold = 1 WHERE activity_id = 'sale'"] {
             world.parts.database.writer().execute_unprepared(broken).await.unwrap();
         }
         world.close().await;
@@ -117,14 +118,22 @@ async fn what_went_wrong_shows_in_the_metrics() {
 
         let before = metrics(addr).await;
         let mut admin = SeckillAdminClient::new(process.channel().await);
-        let activity_id = key.activity_id.to_string();
-        admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
+        // Of another activity there is nothing to tell; that says nothing of this one.
+        for activity_id in [&key.activity_id, &well.activity_id].map(ToString::to_string) {
+            admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
+        }
         let compared = metrics(addr).await;
         for (kind, differences) in [("counter_drift", 1.0), ("oversold", 0.0)] {
             let series = format!("seckill_reconcile_differences{{kind=\"{kind}\"}}");
             assert_eq!(compared.get(&series), Some(&differences), "{series} in {compared:?}");
         }
         assert_seen_by(&["SeckillContradiction"], &before, &compared);
+        for repair in [true, false] {
+            let activity_id = key.activity_id.to_string();
+            admin.reconcile(ReconcileRequest { activity_id, repair }).await.unwrap();
+        }
+        let drift = "seckill_reconcile_differences{kind=\"counter_drift\"}";
+        assert_eq!(metrics(addr).await[drift], 0.0, "it was repaired and compared again");
         process.stop().await;
     })
     .await;
