@@ -38,6 +38,7 @@ use crate::{
     accept::Port,
     api::web::{self, Caller, Web},
     circuit::Circuit,
+    engine::Engine,
     metrics::{self, Shown},
     recovery::Recovery,
     reservations::Reservations,
@@ -61,6 +62,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// What the port shows.
 #[derive(Debug, Clone)]
 pub struct View {
+    pub engine: Arc<dyn Engine>,
     pub engine_circuit: Arc<Circuit>,
     pub database_circuit: Arc<Circuit>,
     pub recovery: Arc<Recovery>,
@@ -158,6 +160,9 @@ async fn show_metrics(State(view): State<View>, uri: Uri) -> impl IntoResponse {
         frozen_offers: view.recovery.frozen_offers(),
         room,
         room_taken,
+        masters_away: view.engine.parts_away(),
+        engine_requests: reservations.catalog.requests(),
+        writer_rows: reservations.writer.rows(),
         writer_wait: reservations.writer.longest_wait(),
         lookups_waiting: reservations.lookups_waiting.load(Ordering::Relaxed),
     });

@@ -7,8 +7,13 @@
 //! show ([`Shown`]) is written while one of them is asked, and is its own.
 
 use std::{
+    collections::HashMap,
     fmt::Write as _,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    iter::Sum,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,7 +23,7 @@ use ::metrics::{
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusRecorder};
 
-use crate::domain::{Difference, DifferenceKind, OfferKey, ReserveOutcome};
+use crate::domain::{ActivityId, Difference, DifferenceKind, OfferKey, ReserveOutcome};
 
 mod calls;
 mod families;
@@ -53,6 +58,7 @@ const REASONS: &[&str] = &[
     "rebuilding",
     "reconcile",
     "refused",
+    "segments",
     "server",
     "went_back",
     OTHER,
@@ -74,10 +80,6 @@ const OUTCOMES: [&str; 11] = [
     "reserved",
 ];
 
-/// The workers that `server` runs.
-const WORKERS: &[&str] =
-    &["catalog", "expiry", "figures", "hearing", "poller", "purge", "sweeper", OTHER];
-
 /// The most offers that have series of their own.
 pub const MOST_OFFERS: usize = 200;
 
@@ -89,8 +91,58 @@ pub struct Shown {
     pub frozen_offers: usize,
     pub room: usize,
     pub room_taken: usize,
+    pub masters_away: usize,
+    pub engine_requests: Depth,
+    pub writer_rows: Depth,
     pub writer_wait: Duration,
     pub lookups_waiting: usize,
+}
+
+/// How many stand in a queue, and how many have left it and are not done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Depth {
+    pub waiting: usize,
+    pub under_way: usize,
+}
+
+impl Sum for Depth {
+    fn sum<I: Iterator<Item = Self>>(depths: I) -> Self {
+        depths.fold(Self::default(), |sum, depth| Self {
+            waiting: sum.waiting + depth.waiting,
+            under_way: sum.under_way + depth.under_way,
+        })
+    }
+}
+
+/// Counts what has left a queue and is not done.
+#[derive(Debug, Default)]
+pub struct UnderWay(AtomicUsize);
+
+/// Some of it, until this is dropped.
+#[derive(Debug)]
+pub struct Begun<'a> {
+    of: &'a UnderWay,
+    count: usize,
+}
+
+impl UnderWay {
+    /// So many more are under way.
+    #[must_use]
+    pub fn begin(&self, count: usize) -> Begun<'_> {
+        self.0.fetch_add(count, Ordering::Relaxed);
+        Begun { of: self, count }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.of.0.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 macro_rules! words {
@@ -104,7 +156,9 @@ macro_rules! words {
         impl $name {
             const ALL: &'static [Self] = &[$(Self::$member),*];
 
-            fn as_str(self) -> &'static str {
+            /// The word for it.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$member => $word),*
                 }
@@ -146,6 +200,20 @@ words! {
         Pending = "pending",
         Releasing = "releasing",
         Dead = "dead",
+    }
+}
+
+words! {
+    /// A background worker of a server.
+    Worker {
+        Balance = "balance",
+        Catalog = "catalog",
+        Expiry = "expiry",
+        Figures = "figures",
+        Hearing = "hearing",
+        Poller = "poller",
+        Purge = "purge",
+        Sweeper = "sweeper",
     }
 }
 
@@ -236,6 +304,24 @@ impl ScriptMeter {
     }
 }
 
+/// The two series of a [`Depth`].
+struct DepthGauges {
+    waiting: Gauge,
+    under_way: Gauge,
+}
+
+impl DepthGauges {
+    fn of(family: Family) -> Self {
+        let gauge = |state: &'static str| gauge!(family.name, "state" => state);
+        Self { waiting: gauge("waiting"), under_way: gauge("under_way") }
+    }
+
+    fn set(&self, depth: Depth) {
+        self.waiting.set(as_gauge(depth.waiting as u64));
+        self.under_way.set(as_gauge(depth.under_way as u64));
+    }
+}
+
 /// The recorder, and the handles of everything that is not one server's own.
 struct Metrics {
     recorder: Arc<PrometheusRecorder>,
@@ -252,6 +338,8 @@ struct Metrics {
     dead_letters: Gauge,
     /// In the order of [`DifferenceKind::ALL`].
     differences: Vec<Gauge>,
+    /// How many of each kind, in the same order; of activities that have any.
+    compared: Mutex<HashMap<ActivityId, Vec<usize>>>,
     /// In the order of [`OUTCOMES`].
     outcomes: [Counter; OUTCOMES.len()],
     /// In the order of [`Undecided::ALL`].
@@ -267,6 +355,8 @@ struct Metrics {
     engine_batches: Histogram,
     group_rows: Histogram,
     group_seconds: Histogram,
+    engine_requests: DepthGauges,
+    writer_rows: DepthGauges,
     writer_wait: Gauge,
     lookups: Gauge,
     /// In the order of [`Unfinished::ALL`].
@@ -281,7 +371,7 @@ struct Metrics {
     swept: Counter,
     sweep_seconds: Histogram,
     expired_holds: Counter,
-    /// In the order of [`WORKERS`].
+    /// In the order of [`Worker::ALL`].
     worker_failures: Vec<Counter>,
     watch_streams: Gauge,
     certificate_ends: Gauge,
@@ -333,6 +423,7 @@ impl Metrics {
             starting_cold: gauge!(STARTING_COLD.name),
             dead_letters: gauge!(DEAD_LETTERS.name),
             differences: DifferenceKind::ALL.iter().map(difference).collect(),
+            compared: Mutex::default(),
             outcomes: OUTCOMES.map(|outcome| counter!(RESERVE_OUTCOMES.name, "outcome" => outcome)),
             errors: Undecided::ALL
                 .iter()
@@ -350,6 +441,8 @@ impl Metrics {
             engine_batches: histogram!(ENGINE_BATCHES.name),
             group_rows: histogram!(GROUP_ROWS.name),
             group_seconds: histogram!(GROUP_TIMES.name),
+            engine_requests: DepthGauges::of(ENGINE_REQUESTS),
+            writer_rows: DepthGauges::of(WRITER_ROWS),
             writer_wait: gauge!(WRITER_WAIT.name),
             lookups: gauge!(LOOKUPS.name),
             outbox_rows: Unfinished::ALL
@@ -368,9 +461,9 @@ impl Metrics {
             swept: counter!(SWEPT.name),
             sweep_seconds: histogram!(SWEEP_TIMES.name),
             expired_holds: counter!(EXPIRED_HOLDS.name),
-            worker_failures: WORKERS
+            worker_failures: Worker::ALL
                 .iter()
-                .map(|worker| counter!(WORKER_FAILURES.name, "worker" => *worker))
+                .map(|worker| counter!(WORKER_FAILURES.name, "worker" => worker.as_str()))
                 .collect(),
             watch_streams: gauge!(WATCH_STREAMS.name),
             certificate_ends: gauge!(CERTIFICATE_ENDS.name),
@@ -413,11 +506,6 @@ pub fn diverged(reason: &str) {
 fn by_reason<'a>(counters: &'a [Counter], reason: &str) -> &'a Counter {
     let place = REASONS.iter().position(|known| *known == reason);
     &counters[place.unwrap_or(REASONS.len() - 1)]
-}
-
-/// How many masters of the engine are away while the others sell on.
-pub fn count_masters_away(count: usize) {
-    METRICS.masters_away.set(as_gauge(u64::try_from(count).unwrap_or(u64::MAX)));
 }
 
 /// How many activities should have started, and were not warmed up.
@@ -496,9 +584,13 @@ pub fn polled(result: Polled, rows: usize) {
     METRICS.polled[result as usize].increment(rows as u64);
 }
 
+/// The sweeper settled so many reservations.
+pub fn settled(count: usize) {
+    METRICS.swept.increment(count as u64);
+}
+
 /// The sweeper walked all offers once.
-pub fn swept(settled: usize, took: Duration) {
-    METRICS.swept.increment(settled as u64);
+pub fn swept(took: Duration) {
     METRICS.sweep_seconds.record(took);
 }
 
@@ -508,9 +600,8 @@ pub fn holds_expired(count: usize) {
 }
 
 /// A pass of this worker failed.
-pub fn worker_failed(worker: &str) {
-    let place = WORKERS.iter().position(|known| *known == worker);
-    METRICS.worker_failures[place.unwrap_or(WORKERS.len() - 1)].increment(1);
+pub fn worker_failed(worker: Worker) {
+    METRICS.worker_failures[worker as usize].increment(1);
 }
 
 /// Counts an open WatchStock stream for as long as it lives.
@@ -551,11 +642,20 @@ pub fn engine_measured(depth: EngineDepth) {
     *METRICS.offers.lock().unwrap_or_else(PoisonError::into_inner) = depth.offers;
 }
 
-/// What a comparison listed.
-pub fn compared(differences: &[Difference]) {
-    for (kind, gauge) in DifferenceKind::ALL.iter().zip(&METRICS.differences) {
-        let count = differences.iter().filter(|difference| difference.kind == *kind).count();
-        gauge.set(as_gauge(count as u64));
+/// What a comparison of this activity listed; it stays so until the next one of the same.
+pub fn compared(activity: &ActivityId, differences: &[Difference]) {
+    let count = |kind: &DifferenceKind| {
+        differences.iter().filter(|difference| difference.kind == *kind).count()
+    };
+    let mut compared = METRICS.compared.lock().unwrap_or_else(PoisonError::into_inner);
+    if differences.is_empty() {
+        compared.remove(activity);
+    } else {
+        compared.insert(activity.clone(), DifferenceKind::ALL.iter().map(count).collect());
+    }
+    for (place, gauge) in METRICS.differences.iter().enumerate() {
+        let sum: usize = compared.values().map(|counts| counts[place]).sum();
+        gauge.set(as_gauge(sum as u64));
     }
 }
 
@@ -574,6 +674,9 @@ pub fn text(shown: Shown) -> String {
     METRICS.frozen_offers.set(as_gauge(shown.frozen_offers as u64));
     METRICS.room.set(as_gauge(shown.room as u64));
     METRICS.room_taken.set(as_gauge(shown.room_taken as u64));
+    METRICS.masters_away.set(as_gauge(shown.masters_away as u64));
+    METRICS.engine_requests.set(shown.engine_requests);
+    METRICS.writer_rows.set(shown.writer_rows);
     METRICS.writer_wait.set(shown.writer_wait.as_secs_f64());
     METRICS.lookups.set(as_gauge(shown.lookups_waiting as u64));
     let mut text = METRICS.recorder.handle().render();
@@ -683,5 +786,27 @@ mod tests {
         for (place, why) in Undecided::ALL.iter().enumerate() {
             assert_eq!(*why as usize, place);
         }
+    }
+
+    #[test]
+    fn every_reason_of_the_guard_has_a_series() {
+        let guard = include_str!("../lua/guard.lua");
+        let reasons = guard.split("reason = '").skip(1).filter_map(|rest| rest.split('\'').next());
+        let reasons: Vec<&str> = reasons.collect();
+        assert!(reasons.len() >= 6, "{reasons:?}");
+        for reason in reasons {
+            assert!(REASONS.contains(&reason), "{reason} would count as other");
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_counts_until_it_is_dropped() {
+        let under_way = UnderWay::default();
+        let (some, more) = (under_way.begin(3), under_way.begin(2));
+        assert_eq!(under_way.count(), 5);
+        drop(some);
+        assert_eq!(under_way.count(), 2);
+        drop(more);
+        assert_eq!(under_way.count(), 0);
     }
 }

@@ -133,7 +133,7 @@ impl Reconciler {
             report.releasing += offer.releasing;
             report.dead += offer.dead;
         }
-        metrics::compared(&report.differences);
+        metrics::compared(&activity.id, &report.differences);
         Ok(report)
     }
 

@@ -531,6 +531,7 @@ impl HttpPort {
             tracing::warn!("the dashboard is not served: {why}");
         }
         let view = http::View {
+            engine: parts.engine.clone(),
             engine_circuit: parts.engine_circuit.clone(),
             database_circuit: parts.database_circuit.clone(),
             recovery: parts.recovery.clone(),

@@ -130,14 +130,14 @@ export class Reconciliation {
     this.draw();
   }
 
-  /** Until somebody asks here: what the last comparison by anybody listed. */
+  /** Until somebody asks here: what the last comparison of each activity listed. */
   draw(): void {
     if (this.told) return;
     const { differences } = this.outcomes;
     say(
       this.text,
       differences > 0
-        ? `The last comparison on this server listed ${plural(differences, "contradiction")}.`
+        ? `The last comparisons on this server listed ${plural(differences, "contradiction")}, of all activities together.`
         : "Engine, outbox and orders were not compared from this page yet.",
     );
   }

@@ -32,6 +32,7 @@ use crate::{
     },
     entity::{activities, offers},
     error::Error,
+    metrics::Depth,
     offer::Offer,
 };
 
@@ -150,6 +151,15 @@ impl Catalog {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Activity>> {
         self.activities.load().values().cloned().collect()
+    }
+
+    /// The requests for reservations that are in front of the engine, or in it.
+    #[must_use]
+    pub fn requests(&self) -> Depth {
+        let activities = self.activities.load();
+        let offers = activities.values().flat_map(|activity| activity.offers.values());
+        let segments = offers.flat_map(|offer| offer.segments.all());
+        segments.map(|segment| segment.requests()).sum()
     }
 
     /// The activity, from memory; `None` when it was never seen.

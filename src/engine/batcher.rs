@@ -24,7 +24,7 @@ use super::{
 use crate::{
     domain::{BuyerId, Clock, OrderNo, TimeMs},
     failpoints::failpoint,
-    metrics::{self, Waited},
+    metrics::{self, Depth, UnderWay, Waited},
 };
 
 /// The most requests in one call: 64 hold Redis for about half a millisecond, 128 gain nothing.
@@ -115,6 +115,7 @@ pub struct Segment {
     /// The newest state that this process has seen.
     seen: Mutex<Stamp>,
     queue: Mutex<Queue>,
+    asked: UnderWay,
     acknowledgements: Mutex<Acknowledgements>,
     max_wait: Duration,
     clock: Clock,
@@ -173,6 +174,7 @@ impl Segment {
             verdict,
             seen: Mutex::default(),
             queue: Mutex::default(),
+            asked: UnderWay::default(),
             acknowledgements: Mutex::default(),
             max_wait: options.max_wait,
             clock,
@@ -241,6 +243,11 @@ impl Segment {
         })
     }
 
+    /// The requests that wait for a worker, and those that the engine was asked for.
+    pub fn requests(&self) -> Depth {
+        Depth { waiting: locked(&self.queue).waiting.len(), under_way: self.asked.count() }
+    }
+
     /// Tells the engine, in the background and together with others, that SQL holds this
     /// reservation. What gets lost here is found again by the sweeper.
     pub fn acknowledge(
@@ -294,7 +301,9 @@ impl Segment {
             let now = self.clock.now();
             let (before, asked) = (self.seen(), Instant::now());
             let takes = batch.iter().map(|waiting| &waiting.take);
+            let under_way = self.asked.begin(batch.len());
             let result = self.scripts.reserve(self.epoch(), now, takes).await;
+            drop(under_way);
             if let Ok(Ok(reserved)) = &result {
                 self.sold_out.observe(reserved.stamp, asked);
                 // One of several is read when all of them have nothing: it may get units until then.

@@ -97,8 +97,12 @@ families! {
         "How late the threads of gRPC came to what was due, each asked 40 times a second.";
     POOL_WAITS = "seckill_pool_wait_seconds", Kind::Histogram(WAIT_SECONDS), ["pool"],
         "How long requests waited for a run of reserve.lua, and transactions for a connection.";
+    ENGINE_REQUESTS = "seckill_engine_requests", Kind::Gauge, ["state"],
+        "Requests that wait for a run of reserve.lua, or are in one that is under way.";
     ENGINE_BATCHES = "seckill_engine_batch_requests", Kind::Histogram(ROWS), [],
         "How many requests one run of reserve.lua decided.";
+    WRITER_ROWS = "seckill_writer_rows", Kind::Gauge, ["state"],
+        "Reservations that wait for a commit to the outbox, or are in one that is under way.";
     GROUP_ROWS = "seckill_writer_group_rows", Kind::Histogram(ROWS), [],
         "How many reservations one commit to the outbox recorded.";
     GROUP_TIMES = "seckill_writer_group_seconds", Kind::Histogram(COMMIT_SECONDS), [],
@@ -164,7 +168,7 @@ families! {
     DEAD_LETTERS = "seckill_dead_letters", Kind::Gauge, [],
         "Reservations that could not become orders and wait for an operator.";
     DIFFERENCES = "seckill_reconcile_differences", Kind::Gauge, ["kind"],
-        "Contradictions of engine, outbox and orders that this server's last comparison listed.";
+        "Contradictions of engine, outbox and orders, by this server's last comparison of each activity.";
     CERTIFICATE_ENDS = "seckill_tls_certificate_expiry_timestamp_seconds", Kind::Gauge, [],
         "When the certificate of the gRPC port ends, as a Unix time; 0 without TLS.";
     PROCESS_CPU = "process_cpu_seconds_total", Kind::Counter, [],

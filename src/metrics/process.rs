@@ -1,10 +1,17 @@
 //! The process, under the names that every exporter uses; from `/proc`, so on Linux alone.
+//!
+//! **Promise:** a process without a descriptor left shows that, and no figure falls to 0 for it: what
+//! has to be opened is kept open.
 
 use std::{
-    fs,
-    sync::LazyLock,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+    sync::{LazyLock, OnceLock},
     time::{SystemTime, UNIX_EPOCH},
 };
+
+use rustix::io::Errno;
 
 use super::{
     as_gauge,
@@ -20,9 +27,14 @@ static FIRST_SEEN_S: LazyLock<f64> = LazyLock::new(|| {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 });
 
+/// What the system tells of the process; it is made anew for who reads from its beginning.
+static STAT: OnceLock<File> = OnceLock::new();
+/// The process started once, whatever the clock does.
+static START_S: OnceLock<f64> = OnceLock::new();
+
 /// Writes what the system tells; a figure that it does not tell is 0.
 pub(super) fn write(text: &mut String) {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let stat = read_stat().unwrap_or_default();
     // The name of the program may hold anything; what follows it are numbers.
     let numbers: Vec<u64> = stat
         .rsplit_once(')')
@@ -32,23 +44,50 @@ pub(super) fn write(text: &mut String) {
     let field = |nth: usize| as_gauge(numbers.get(nth - 3).copied().unwrap_or(0));
     let ticks_per_s = as_gauge(rustix::param::clock_ticks_per_second());
     let page = as_gauge(rustix::param::page_size() as u64);
-    let open_fds = fs::read_dir("/proc/self/fd").map_or(0, |folder| folder.count());
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let start = booted_s().map_or(*FIRST_SEEN_S, |booted| booted + field(22) / ticks_per_s);
+    let max_fds = limit.current.map_or(f64::INFINITY, as_gauge);
+    let start = START_S.get().copied().or_else(|| {
+        let start = booted_s()? + field(22) / ticks_per_s;
+        Some(*START_S.get_or_init(|| start))
+    });
     for (family, value) in [
         (PROCESS_CPU, (field(14) + field(15)) / ticks_per_s),
         (PROCESS_RESIDENT, field(24) * page),
         (PROCESS_VIRTUAL, field(23)),
         (PROCESS_THREADS, field(20)),
-        // The folder itself is open while it is read.
-        (PROCESS_OPEN_FDS, as_gauge(open_fds.saturating_sub(1) as u64)),
-        (PROCESS_MAX_FDS, limit.current.map_or(f64::INFINITY, as_gauge)),
-        (PROCESS_START, start),
+        (PROCESS_OPEN_FDS, open_fds(max_fds)),
+        (PROCESS_MAX_FDS, max_fds),
+        (PROCESS_START, start.unwrap_or(*FIRST_SEEN_S)),
     ] {
         head(text, family);
         let value = if value == f64::INFINITY { "+Inf".to_owned() } else { value.to_string() };
         line(text, family.name, "", value);
     }
+}
+
+/// How many descriptors are in use; all, where there is none left to count them by.
+fn open_fds(max: f64) -> f64 {
+    match fs::read_dir("/proc/self/fd") {
+        // The folder itself is open while it is read.
+        Ok(folder) => as_gauge(folder.count().saturating_sub(1) as u64),
+        Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => max,
+        Err(_) => 0.0,
+    }
+}
+
+fn read_stat() -> io::Result<String> {
+    let file = match STAT.get() {
+        Some(file) => file,
+        None => {
+            let file = File::open("/proc/self/stat")?;
+            STAT.get_or_init(|| file)
+        }
+    };
+    // A name of 64 bytes and some fifty numbers.
+    let mut text = vec![0; 2_048];
+    let read = file.read_at(&mut text, 0)?;
+    text.truncate(read);
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn booted_s() -> Option<f64> {

@@ -14,6 +14,7 @@ use crate::{
     },
     error::Error,
     failpoints::failpoint,
+    metrics,
     offer::Offer,
     reservations::Reservations,
     transfers,
@@ -128,6 +129,8 @@ async fn sweep_segment(
             }
         }
         settled += progress;
+        // Here, since the rest may fail.
+        metrics::settled(progress);
         match failed {
             Some(error) => return Err(error),
             // The acknowledgements are on their way; what they don't reach is read again.

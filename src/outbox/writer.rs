@@ -32,7 +32,7 @@ use crate::{
         TimeMs, new_uuid,
     },
     failpoints::failpoint,
-    metrics,
+    metrics::{self, Depth, UnderWay},
 };
 use sql::{
     insert_and_judge, insert_columns, judge, raise_reserved, read_rows, sort_key, to_insert,
@@ -103,6 +103,7 @@ pub struct Writer {
     database: Database,
     circuit: Arc<Circuit>,
     queue: Mutex<Queue>,
+    writing: UnderWay,
     /// For what is on its way to here.
     room: Arc<Room>,
     tasks: TaskTracker,
@@ -170,7 +171,7 @@ impl Writer {
         let pace = Pace::new(GROUP);
         let room = Room::new(pace.cap() * GROUPS_UNDER_WAY, max_in_flight);
         let queue = Mutex::new(Queue { waiting: VecDeque::new(), workers: 0, pace });
-        Self { database, circuit, queue, room, tasks, due }
+        Self { database, circuit, queue, writing: UnderWay::default(), room, tasks, due }
     }
 
     /// For reservations that are under way to here.
@@ -212,6 +213,11 @@ impl Writer {
         self.locked().waiting.front().map_or(Duration::ZERO, |oldest| oldest.since.elapsed())
     }
 
+    /// The reservations that wait for a worker, and those that one has in a transaction.
+    pub fn rows(&self) -> Depth {
+        Depth { waiting: self.locked().waiting.len(), under_way: self.writing.count() }
+    }
+
     fn note_group(&self, rows: usize, took: Duration) {
         metrics::group_written(rows, took);
         let mut queue = self.locked();
@@ -233,7 +239,9 @@ impl Writer {
             group.sort_by(|a, b| sort_key(&a.row).cmp(&sort_key(&b.row)));
             let (rows, replies): (Vec<NewRow>, Vec<_>) =
                 group.into_iter().map(|waiting| (waiting.row, waiting.reply)).unzip();
+            let writing = self.writing.begin(rows.len());
             let answers = self.write_group(rows).await;
+            drop(writing);
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // The task that waits may have been aborted with the runtime.
                 let _ = reply.send(answer);

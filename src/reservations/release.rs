@@ -23,6 +23,7 @@ use crate::{
     entity::{activities, offers, orders, orders::OrderState, outbox, outbox::OutboxState},
     error::Error,
     failpoints::failpoint,
+    metrics,
     offer::Offer,
     outbox::{Row, reason},
 };
@@ -157,12 +158,16 @@ impl Reservations {
             reservation_id: reservation.reservation_id,
             reason: reason::EXPIRED.into(),
         };
-        let InSql::Releasing { row, .. } =
+        let InSql::Releasing { row, now: is_ours } =
             self.release_in_sql(&request, Why::Expired { now }).await?
         else {
             return Ok(false);
         };
         failpoint!("after_expiry_commit");
+        if is_ours {
+            // Here, since the engine may be away, and other holds of the pass in the way.
+            metrics::holds_expired(1);
+        }
         let offer = self.catalog.offer(&request.offer).await?;
         // What the engine can't do now, the poller does.
         self.finish_release(&offer, &row).await?;

@@ -17,7 +17,7 @@ use crate::{
         redis::{Level, RedisEngine, RedisSettings},
     },
     error::Error,
-    metrics::{self, Polled},
+    metrics::{self, Polled, Worker},
     outbox::{poller::Pass, sweeper::sweep},
     telemetry::spans,
     transfers::balance_all,
@@ -55,7 +55,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     let grace = ms(settings.sweeper.grace_ms);
     parts.tasks.spawn(every(
         parts.clone(),
-        "sweeper",
+        Worker::Sweeper,
         Needs::EngineAlone,
         ms(settings.sweeper.interval_ms),
         {
@@ -65,7 +65,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
                 async move {
                     let begun = Instant::now();
                     let settled = sweep(&reservations, grace).await?;
-                    metrics::swept(settled, begun.elapsed());
+                    metrics::swept(begun.elapsed());
                     if settled > 0 {
                         tracing::info!(settled, "the sweeper settled forgotten reservations");
                     }
@@ -77,7 +77,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     if settings.segments.balance_ms > 0 {
         parts.tasks.spawn(every(
             parts.clone(),
-            "balance",
+            Worker::Balance,
             Needs::EngineAlone,
             ms(settings.segments.balance_ms),
             {
@@ -91,7 +91,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     }
     parts.tasks.spawn(every(
         parts.clone(),
-        "expiry",
+        Worker::Expiry,
         Needs::EngineAlone,
         ms(settings.holds.interval_ms),
         {
@@ -99,11 +99,9 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
             move || {
                 let (reservations, shutdown) = (reservations.clone(), shutdown.clone());
                 async move {
-                    while !shutdown.is_cancelled() {
-                        match reservations.expire_holds(EXPIRE_AT_ONCE).await? {
-                            0 => break,
-                            expired => metrics::holds_expired(expired),
-                        }
+                    while !shutdown.is_cancelled()
+                        && reservations.expire_holds(EXPIRE_AT_ONCE).await? > 0
+                    {
                     }
                     Ok(())
                 }
@@ -112,7 +110,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
     ));
     parts.tasks.spawn(every(
         parts.clone(),
-        "catalog",
+        Worker::Catalog,
         Needs::Database,
         ms(settings.catalog.refresh_ms),
         {
@@ -134,7 +132,7 @@ pub(super) fn start(parts: &Parts, settings: &Settings, health: HealthReporter) 
         let activities = parts.activities.clone();
         async move {
             if let Err(error) = activities.purge_settled().await {
-                note_failure("purge", &error);
+                note_failure(Worker::Purge, &error);
             }
         }
     });
@@ -162,7 +160,7 @@ async fn measure(parts: Parts) {
         if !parts.database_circuit.is_open() {
             match parts.activities.outbox_depth().await {
                 Ok(depth) => metrics::outbox_measured(depth),
-                Err(error) => note_failure("figures", &error),
+                Err(error) => note_failure(Worker::Figures, &error),
             }
         }
         pause = MEASURE_EVERY.max(begun.elapsed() * REST);
@@ -192,7 +190,7 @@ async fn hear(parts: Parts) {
         };
         if let Err(error) = done {
             // The catalog is read again soon in any case.
-            note_failure("hearing", &error.into());
+            note_failure(Worker::Hearing, &error.into());
         }
     }
 }
@@ -206,7 +204,7 @@ enum Needs {
 }
 
 /// Runs `pass` now and then, while the stores that it needs are there, until the shutdown.
-async fn every<F, W>(parts: Parts, name: &'static str, needs: Needs, interval: Duration, pass: F)
+async fn every<F, W>(parts: Parts, worker: Worker, needs: Needs, interval: Duration, pass: F)
 where
     F: Fn() -> W,
     W: Future<Output = Result<(), Error>>,
@@ -218,10 +216,10 @@ where
         let passed = match needs {
             Needs::Database => pass().await,
             Needs::EngineAlone if parts.engine_circuit.is_open() => continue,
-            Needs::EngineAlone => alone(&parts, name, pass()).await,
+            Needs::EngineAlone => alone(&parts, worker.as_str(), pass()).await,
         };
         if let Err(error) = passed {
-            note_failure(name, &error);
+            note_failure(worker, &error);
         }
     }
 }
@@ -269,7 +267,7 @@ async fn poll(parts: Parts, settings: Settings) {
                     }
                 }
                 Err(error) => {
-                    note_failure("poller", &error);
+                    note_failure(Worker::Poller, &error);
                     break;
                 }
             }
@@ -289,8 +287,9 @@ fn note_pass(pass: &Pass, begun: SystemTime) {
     metrics::polled(Polled::Waiting, pass.waiting);
 }
 
-fn note_failure(name: &str, error: &Error) {
-    metrics::worker_failed(name);
+fn note_failure(worker: Worker, error: &Error) {
+    metrics::worker_failed(worker);
+    let name = worker.as_str();
     if let Error::Internal(cause) = error {
         tracing::error!(name, %cause, "a background pass failed");
     } else {
@@ -307,7 +306,6 @@ async fn probe_engine(parts: Parts, health: HealthReporter) {
             Ok(Err(error)) => parts.engine_circuit.trip(&error.to_string()),
             Err(_) => parts.engine_circuit.trip("no answer to a probe"),
         }
-        metrics::count_masters_away(parts.engine.parts_away());
         follow(&parts, &health).await;
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use futures_util::{StreamExt as _, future};
 use seckill::{
     adjustments::Step,
-    config::Settings,
+    config::{OptionalAddr, Settings},
     domain::{ActivityId, OfferKey, SkuId},
     engine::{
         Call, Engine, EngineError, Value,
@@ -24,11 +24,14 @@ use seckill::{
 use tokio_util::task::TaskTracker;
 
 use crate::support::{
-    IDENTITY, Segment, answer, arg,
+    IDENTITY, Segment,
+    alerts::assert_seen_by,
+    answer, arg,
     cluster::Cluster,
     databases::{self, Fresh},
     eventually,
     redis_server::RedisServer,
+    scrape::metrics,
     status,
     storm::{self, Storm},
     within, word,
@@ -42,6 +45,7 @@ const BUYERS: u32 = 900;
 async fn open(ground: &Ground<'_>, cluster: &Cluster) -> (Server, [Arc<Storm>; 3]) {
     let mut settings = ground.settings();
     cluster.set(&mut settings);
+    settings.http.addr = OptionalAddr(Some(([127, 0, 0, 1], 0).into()));
     let server = storm::serve(settings).await;
     let mut storms = Vec::new();
     for master in 0..3 {
@@ -213,7 +217,8 @@ async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
     let ground = Ground::embedded(fresh);
     let mut cluster = Cluster::start().await;
     let (server, storms) = open(&ground, &cluster).await;
-    let parts = &server.parts;
+    let (parts, http) = (&server.parts, server.http_addr().unwrap());
+    let before = metrics(http).await;
     let lost = cluster.owner_of(&stock(&storms[0].key)).await;
     assert_eq!(lost, 0);
     storms.iter().for_each(|storm| storm.let_in(50));
@@ -243,6 +248,9 @@ async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
         }
         noticed.expect("the buyers of what is lost were told");
         assert_eq!(parts.engine.parts_away(), 1);
+        let away = metrics(http).await;
+        assert_eq!(away["seckill_engine_masters_away"], 1.0);
+        assert_seen_by(&["SeckillEnginePartDown"], &before, &away);
         assert!(storms[0].answered_now() < 200, "nobody sells what is lost");
         storms[1..].iter().for_each(|storm| storm.let_in(BUYERS));
         cluster.replica_of(lost).signal("CONT");
@@ -253,6 +261,7 @@ async fn a_part_is_away(fresh: &Fresh, stop: impl FnOnce(&mut RedisServer)) {
         assert_eq!(storm.undecided.load(Ordering::Relaxed), 0, "everybody was served at once");
     }
     assert_eq!(parts.engine.parts_away(), 0);
+    assert_eq!(metrics(http).await["seckill_engine_masters_away"], 0.0);
     assert_eq!(parts.recovery.rebuilds(), 1, "what the replica has was written by another server");
     settle(server, &storms).await;
 }

@@ -3,15 +3,13 @@
 
 use std::time::Duration;
 
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-    time::{Instant, timeout},
-};
+use tokio::{net::TcpStream, time::Instant};
 
 use crate::support::{
+    alerts::assert_seen_by,
     calls::{Shop, drained, win},
     process::{Process, Serve},
+    scrape::{get_over, read_metrics},
     within,
     world::{Sale, on_every_ground},
 };
@@ -25,11 +23,8 @@ const REFUSED: &str = "connections are not accepted";
 
 /// Asks over a connection that stays.
 async fn is_alive(socket: &mut TcpStream) {
-    socket.write_all(b"GET /livez HTTP/1.1\r\nhost: seckill\r\n\r\n").await.unwrap();
-    let mut answer = [0; 1_024];
-    let read = timeout(Duration::from_secs(10), socket.read(&mut answer)).await;
-    let read = read.expect("an answer").unwrap();
-    assert!(answer[..read].starts_with(b"HTTP/1.1 200"), "{:?}", &answer[..read]);
+    let answer = get_over(socket, "/livez").await;
+    assert_eq!(answer.code, 200, "{answer:?}");
 }
 
 fn refusals(process: &Process, port: &str) -> usize {
@@ -57,6 +52,10 @@ on_every_ground! {
         assert!(futures_util::future::join_all(early).await.iter().all(|won| win(won).is_some()));
         let mut probe = TcpStream::connect(process.http_addr()).await.unwrap();
         is_alive(&mut probe).await;
+        let before = read_metrics(&get_over(&mut probe, "/metrics").await);
+        assert_eq!(before["process_max_fds"], LIMIT as f64);
+        let open = before["process_open_fds"];
+        assert!(open < 0.9 * LIMIT as f64, "{open}");
 
         let mut hogs = Vec::new();
         for (port, addr, many) in [("gRPC", process.addr, HOGS), ("HTTP", process.http_addr(), 3)] {
@@ -81,6 +80,14 @@ on_every_ground! {
             assert!(win(&answer).is_some(), "{answer:?}");
             is_alive(&mut probe).await;
         }
+        let starved = read_metrics(&get_over(&mut probe, "/metrics").await);
+        assert_seen_by(&["SeckillFilesRunOut"], &before, &starved);
+        let open = starved["process_open_fds"];
+        assert!(open > 0.9 * LIMIT as f64, "{open}");
+        let start = "process_start_time_seconds";
+        assert_eq!(starved[start], before[start]);
+        let cpu = "process_cpu_seconds_total";
+        assert!(starved[cpu] >= before[cpu], "it is counted on");
         // A line in five seconds from each port.
         let most = 2 * (2 + usize::try_from(began.elapsed().as_secs()).unwrap() / 5);
         let lines = refusals(&process, "");

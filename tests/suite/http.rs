@@ -16,6 +16,7 @@ use tokio::{
 use url::Url;
 
 use crate::support::{
+    alerts::assert_seen_by,
     calls::Shop,
     databases::{self, Fresh},
     eventually,
@@ -65,9 +66,10 @@ async fn what_went_wrong_shows_in_the_metrics() {
         let redis = ground.redis.as_ref().unwrap();
         let world = ground.world().await;
         let key = world.open_sale(&Sale::default()).await;
+        let well = world.plan_sale(&Sale { activity: "well", ..Sale::default() }).await;
         world.win(&key, "unlucky", "r").await;
         let poison = "UPDATE outbox SET state = 'dead', last_error = 'in the way', settle_time = 1";
-        for broken in [poison, "UPDATE offers SET sold = 1"] {
+        for broken in [poison, "UPDATE offers SET sold = 1 WHERE activity_id = 'sale'"] {
             world.parts.database.writer().execute_unprepared(broken).await.unwrap();
         }
         world.close().await;
@@ -108,19 +110,30 @@ async fn what_went_wrong_shows_in_the_metrics() {
         assert_eq!(after["seckill_engine_rebuild_seconds_count"], 1.0);
         assert!(after["seckill_engine_rebuild_seconds_sum"] > 0.0);
         assert!(after[reserved] > before[reserved]);
-        eventually("the dead letter", async || {
-            (metrics(addr).await["seckill_dead_letters"] == 1.0).then_some(())
+        let dead = eventually("the dead letter", async || {
+            Some(metrics(addr).await).filter(|found| found["seckill_dead_letters"] == 1.0)
         })
         .await;
+        assert_seen_by(&["SeckillDeadLetters"], &before, &dead);
 
+        let before = metrics(addr).await;
         let mut admin = SeckillAdminClient::new(process.channel().await);
-        let activity_id = key.activity_id.to_string();
-        admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
+        // Of another activity there is nothing to tell; that says nothing of this one.
+        for activity_id in [&key.activity_id, &well.activity_id].map(ToString::to_string) {
+            admin.reconcile(ReconcileRequest { activity_id, ..Default::default() }).await.unwrap();
+        }
         let compared = metrics(addr).await;
         for (kind, differences) in [("counter_drift", 1.0), ("oversold", 0.0)] {
             let series = format!("seckill_reconcile_differences{{kind=\"{kind}\"}}");
             assert_eq!(compared.get(&series), Some(&differences), "{series} in {compared:?}");
         }
+        assert_seen_by(&["SeckillContradiction"], &before, &compared);
+        for repair in [true, false] {
+            let activity_id = key.activity_id.to_string();
+            admin.reconcile(ReconcileRequest { activity_id, repair }).await.unwrap();
+        }
+        let drift = "seckill_reconcile_differences{kind=\"counter_drift\"}";
+        assert_eq!(metrics(addr).await[drift], 0.0, "it was repaired and compared again");
         process.stop().await;
     })
     .await;
@@ -136,10 +149,13 @@ async fn readiness_follows_the_engine_both_ways() {
         settings.engine.url = SecretUrl::new(format!("redis://{}", wire.addr));
         let server = Server::start(&settings).await.unwrap();
         becomes(http(&server), 200, READY).await;
+        let before = metrics(http(&server)).await;
         wire.cut();
         let away = "engine: away\ndatabase: there\nshutting down: no\nnot ready\n";
         becomes(http(&server), 503, away).await;
-        assert_eq!(metrics(http(&server)).await["seckill_engine_up"], 0.0);
+        let after = metrics(http(&server)).await;
+        assert_eq!(after["seckill_engine_up"], 0.0);
+        assert_seen_by(&["SeckillEngineDown"], &before, &after);
         wire.mend();
         becomes(http(&server), 200, READY).await;
         assert_eq!(metrics(http(&server)).await["seckill_engine_up"], 1.0);
@@ -162,10 +178,13 @@ async fn readiness_follows_the_database_both_ways() {
         settings.http.addr = free();
         let server = Server::start(&settings).await.unwrap();
         becomes(http(&server), 200, READY).await;
+        let before = metrics(http(&server)).await;
         wire.cut();
         let away = "engine: there\ndatabase: away\nshutting down: no\nnot ready\n";
         becomes(http(&server), 503, away).await;
-        assert_eq!(metrics(http(&server)).await["seckill_database_up"], 0.0);
+        let after = metrics(http(&server)).await;
+        assert_eq!(after["seckill_database_up"], 0.0);
+        assert_seen_by(&["SeckillDatabaseDown"], &before, &after);
         wire.mend();
         becomes(http(&server), 200, READY).await;
         server.stop().await;

@@ -11,6 +11,7 @@
 mod access;
 mod activities;
 mod adjust;
+mod alerts;
 mod api_edge;
 mod api_reference;
 mod bench;

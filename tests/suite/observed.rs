@@ -2,7 +2,7 @@
 //! that ask for nothing else.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
     io::Write as _,
     path::{Path, PathBuf},
@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 use seckill::{
     api::{
         access::TABLE,
@@ -24,19 +25,18 @@ use serde_json::Value;
 use tonic::Code;
 
 use crate::support::{
+    alerts::assert_seen_by,
     calls::Shop,
-    certs::Authority,
-    databases::{self, Fresh},
+    certs::{Authority, DAY, Wanted},
+    databases::{self, Fresh, admin},
     eventually,
     process::{Process, Serve},
     redis_server::RedisServer,
-    scrape::{get, metrics},
+    scrape::{Series, get, metrics},
     wire::{AtCommit, Wire},
     within,
     world::{Ground, Sale},
 };
-
-type Series = BTreeMap<String, f64>;
 
 /// A server of its own, since all servers of a process count together; it sells two units.
 async fn with_a_sale(run: impl AsyncFnOnce(&mut Process, Shop)) {
@@ -240,7 +240,14 @@ async fn every_message_of_a_stream_is_counted() {
 async fn the_pipeline_and_the_offers_on_sale_are_measured() {
     with_a_sale(async |process, shop| {
         let addr = process.http_addr();
-        assert_eq!(shop.insist("u1", "r").await.outcome(), ReserveOutcome::Reserved);
+        let before = metrics(addr).await;
+        for (buyer, request_id, outcome) in [
+            ("u1", "r", ReserveOutcome::Reserved),
+            ("u1", "r", ReserveOutcome::Reserved),
+            ("u1", "again", ReserveOutcome::Duplicate),
+        ] {
+            assert_eq!(shop.insist(buyer, request_id).await.outcome(), outcome);
+        }
         let offer = "{activity_id=\"sale\",sku_id=\"sku-1\"}";
         let found = eventually("the offer is measured", async || {
             let found = metrics(addr).await;
@@ -262,6 +269,11 @@ async fn the_pipeline_and_the_offers_on_sale_are_measured() {
             ],
         );
         assert!(found["seckill_sweeper_pass_seconds_count"] >= 1.0);
+        assert_seen_by(&["SeckillDuplicateJump", "SeckillNearlySoldOut"], &before, &found);
+
+        assert_eq!(shop.insist("u2", "r").await.outcome(), ReserveOutcome::Reserved);
+        assert_eq!(shop.insist("u3", "r").await.outcome(), ReserveOutcome::SoldOut);
+        assert_seen_by(&["SeckillSoldOutJump"], &before, &metrics(addr).await);
     })
     .await;
 }
@@ -281,14 +293,23 @@ async fn grows_old(
     let store = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap());
     let wire = Wire::to(store.parse().unwrap()).await;
     url.set_port(Some(wire.addr.port())).unwrap();
+    // What the sweeper does after it has settled something fails all the time.
+    let database = admin(settings.database.url.expose()).await.begin().await.unwrap();
+    let lock = "LOCK TABLE adjustments IN ACCESS EXCLUSIVE MODE";
+    database.execute_unprepared(lock).await.unwrap();
     let serve = Serve::over(&settings)
         .with("DATABASE__URL", url)
+        .with("DATABASE__LOCK_TIMEOUT_MS", 100)
         .with("SWEEPER__GRACE_MS", grace_ms)
         .with("HTTP__ADDR", "127.0.0.1:0");
     let mut process = serve.start().await;
     let addr = process.http_addr();
     let shop = Shop::new(&key, process.channel().await);
-    assert_series(&metrics(addr).await, &[("seckill_unacked_age_seconds", 0.0)]);
+    let before = metrics(addr).await;
+    assert_series(
+        &before,
+        &[("seckill_unacked_age_seconds", 0.0), ("seckill_unacked_reservations", 0.0)],
+    );
 
     let begun = Instant::now();
     let buyer = fault(&wire, &shop).await;
@@ -298,15 +319,19 @@ async fn grows_old(
     })
     .await;
     assert_series(&found, &[("seckill_unacked_reservations", 1.0)]);
+    assert_seen_by(&["SeckillUnackedGrowing", "SeckillUnackedOld"], &before, &found);
     let age = found["seckill_unacked_age_seconds"];
     assert!(age <= begun.elapsed().as_secs_f64() + 0.1, "{age}");
 
     wire.mend();
-    within(Duration::from_secs(20), "it is recorded", async || {
+    let recorded = within(Duration::from_secs(20), "it is recorded", async || {
         let found = metrics(addr).await;
-        (found["seckill_unacked_age_seconds"] == 0.0).then_some(())
+        (found["seckill_unacked_age_seconds"] == 0.0).then_some(found)
     })
     .await;
+    assert_series(&recorded, &[("seckill_sweeper_settled_total", 1.0)]);
+    assert!(recorded["seckill_worker_failures_total{worker=\"sweeper\"}"] >= 1.0);
+    database.commit().await.unwrap();
     let answer = shop.insist(&buyer, "r").await;
     assert!(answer.replayed, "it is the same: {answer:?}");
     process.stop().await;
@@ -347,67 +372,137 @@ async fn the_age_of_what_is_not_recorded_shows_until_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sale_that_begins_soon_and_is_not_warmed_up_shows() {
-    with_a_sale(async |process, _| {
+async fn a_hold_that_ended_is_counted_though_another_one_is_in_the_way() {
+    databases::run(Fresh::postgres().await, async |fresh: &Fresh| {
+        let ground = Ground::embedded(fresh);
+        let world = ground.world().await;
+        let hold = Some(Duration::from_secs(2));
+        let key = world.open_sale(&Sale { hold, ..Sale::default() }).await;
+        world.close().await;
+        let serve = Serve::over(&ground.settings())
+            .with("HTTP__ADDR", "127.0.0.1:0")
+            .with("DATABASE__LOCK_TIMEOUT_MS", 100)
+            .with("HOLDS__INTERVAL_MS", 100);
+        let mut process = serve.start().await;
         let addr = process.http_addr();
-        let soon = SystemTime::now() + Duration::from_secs(600);
-        let offer = pb::OfferSpec {
-            sku_id: "sku-1".to_owned(),
-            title: "A thing".to_owned(),
-            price_minor: 1_999,
-            currency_code: "CNY".to_owned(),
-            total: 5,
-            ..Default::default()
-        };
-        let activity_id = "soon".to_owned();
-        let spec = pb::ActivitySpec {
-            activity_id: activity_id.clone(),
-            title: "Soon".to_owned(),
-            start_time: Some(soon.into()),
-            end_time: Some((soon + Duration::from_secs(600)).into()),
-            retention: None,
-            offers: vec![offer],
-        };
-        let mut admin = SeckillAdminClient::new(process.channel().await);
-        admin.create_activity(pb::CreateActivityRequest { spec: Some(spec) }).await.unwrap();
+        let shop = Shop::new(&key, process.channel().await);
+        assert_series(&metrics(addr).await, &[("seckill_holds_expired_total", 0.0)]);
+        shop.insist("u1", "r").await;
+        let other = admin(&fresh.settings().url).await.begin().await.unwrap();
+        let lock = "SELECT id FROM outbox WHERE user_id = 'u1' FOR UPDATE";
+        other.execute_unprepared(lock).await.unwrap();
+        shop.insist("u2", "r").await;
         let becomes = async |count: f64| {
-            eventually("the activity is counted", async || {
+            eventually("so many are counted", async || {
                 let found = metrics(addr).await;
-                let starts_cold = found["seckill_activities_starting_cold"] == count;
-                (starts_cold && found["seckill_activities_not_warmed"] == 0.0).then_some(())
+                (found["seckill_holds_expired_total"] == count).then_some(())
             })
             .await;
         };
-        let (id, reason) = (activity_id.clone(), "test".to_owned());
-        let approve = pb::ApproveActivityRequest { activity_id: id, reason };
-        admin.approve_activity(approve).await.unwrap();
         becomes(1.0).await;
-        let mut seckill = SeckillClient::new(process.channel().await);
-        seckill.warmup(pb::WarmupRequest { activity_id }).await.unwrap();
-        becomes(0.0).await;
+        eventually("a pass failed", async || {
+            let failures = "seckill_worker_failures_total{worker=\"expiry\"}";
+            (metrics(addr).await[failures] >= 1.0).then_some(())
+        })
+        .await;
+        other.commit().await.unwrap();
+        becomes(2.0).await;
+        process.stop().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_the_certificate_shows() {
+async fn a_sale_that_nobody_warmed_up_shows_before_its_start_and_after() {
+    with_a_sale(async |process, _| {
+        let addr = process.http_addr();
+        let (now, minutes) = (SystemTime::now(), |count: u64| Duration::from_secs(60 * count));
+        let mut admin = SeckillAdminClient::new(process.channel().await);
+        let (soon, begun) = ("seckill_activities_starting_cold", "seckill_activities_not_warmed");
+        let before = metrics(addr).await;
+        assert_series(&before, &[(soon, 0.0), (begun, 0.0)]);
+        let shows = async |expected: [f64; 2]| {
+            eventually("the activities are counted", async || {
+                Some(metrics(addr).await).filter(|found| [found[soon], found[begun]] == expected)
+            })
+            .await
+        };
+        for (activity_id, start_time, cold) in
+            [("soon", now + minutes(10), [1.0, 0.0]), ("begun", now - minutes(1), [1.0, 1.0])]
+        {
+            let offer = pb::OfferSpec {
+                sku_id: "sku-1".to_owned(),
+                title: "A thing".to_owned(),
+                price_minor: 1_999,
+                currency_code: "CNY".to_owned(),
+                total: 5,
+                ..Default::default()
+            };
+            let activity_id = activity_id.to_owned();
+            let spec = pb::ActivitySpec {
+                activity_id: activity_id.clone(),
+                title: "A sale".to_owned(),
+                start_time: Some(start_time.into()),
+                end_time: Some((now + minutes(20)).into()),
+                retention: None,
+                offers: vec![offer],
+            };
+            admin.create_activity(pb::CreateActivityRequest { spec: Some(spec) }).await.unwrap();
+            let approve = pb::ApproveActivityRequest { activity_id, reason: "test".to_owned() };
+            admin.approve_activity(approve).await.unwrap();
+            shows(cold).await;
+        }
+        let cold = metrics(addr).await;
+        assert_seen_by(&["SeckillStartsCold", "SeckillNotWarmed"], &before, &cold);
+        let mut seckill = SeckillClient::new(process.channel().await);
+        let request = pb::ReserveRequest {
+            activity_id: "begun".to_owned(),
+            sku_id: "sku-1".to_owned(),
+            user_id: "u1".to_owned(),
+            ..Default::default()
+        };
+        let answer = seckill.reserve(request).await.unwrap().into_inner();
+        assert_eq!(answer.outcome(), ReserveOutcome::NotWarmed);
+        assert_seen_by(&["SeckillNotWarmedSeen"], &cold, &metrics(addr).await);
+        for activity_id in ["soon", "begun"].map(str::to_owned) {
+            seckill.warmup(pb::WarmupRequest { activity_id }).await.unwrap();
+        }
+        shows([0.0, 0.0]).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_the_certificate_in_use_shows() {
     databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
         let folder = tempfile::tempdir().unwrap();
-        let (cert, key) = Authority::new("servers").for_server().write(folder.path());
+        let authority = Authority::new("servers");
+        let (cert, key) = authority.for_server().write(folder.path());
         let serve = Serve::over(&Ground::embedded(fresh).settings())
             .with("HTTP__ADDR", "127.0.0.1:0")
             .with("TLS__CERT_FILE", cert.display())
             .with("TLS__KEY_FILE", key.display());
         let mut process = serve.start().await;
         let addr = process.http_addr();
-        let ends = eventually("the end is known", async || {
-            let ends = metrics(addr).await["seckill_tls_certificate_expiry_timestamp_seconds"];
-            (ends > 0.0).then_some(ends)
-        })
-        .await;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-        let days = (ends - now) / 86_400.0;
-        assert!((29.0..=30.0).contains(&days), "{days}");
+        let end_in = async |days: f64| {
+            let what = format!("it ends in {days} days");
+            eventually(&what, async || {
+                let found = metrics(addr).await;
+                let end = found["seckill_tls_certificate_expiry_timestamp_seconds"];
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+                let left = (end - now) / 86_400.0;
+                (days - 1.0..=days).contains(&left).then_some(found)
+            })
+            .await
+        };
+        let before = end_in(30.0).await;
+        let now = SystemTime::now();
+        let validity = Some((now - DAY, now + 5 * DAY));
+        let wanted = Wanted { dns: &["localhost"], validity, ..Wanted::default() };
+        authority.issue(&wanted).write(folder.path());
+        process.signal("HUP");
+        let after = end_in(5.0).await;
+        assert_seen_by(&["SeckillCertificateExpires"], &before, &after);
         process.stop().await;
     })
     .await;

@@ -8,6 +8,7 @@ use seckill::{
 };
 use tokio::time::Instant;
 
+pub(crate) mod alerts;
 pub(crate) mod browser;
 pub(crate) mod calls;
 pub(crate) mod certs;

@@ -100,7 +100,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("accept", &[]),
-    ("http", &["accept", "api", "circuit", "metrics", "recovery"]),
+    ("http", &["accept", "api", "circuit", "engine", "metrics", "recovery"]),
 ];
 
 fn sources() -> Vec<(String, String)> {
