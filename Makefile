@@ -7,7 +7,7 @@ CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
 .PHONY: help test valkey bench faults faults-short soak lint fmt docs services demo dashboard
-.PHONY: pictures image deny clean
+.PHONY: pictures image image-short deny clean
 .PHONY: check-clients check-deploy check-fmt check-clippy check-proto check-lua check-docs check-scripts
 
 help: ## list the targets
@@ -63,7 +63,15 @@ pictures: services ## take the pictures of the dashboard in docs/images anew, of
 	cp target/pictures/dashboard-light.png target/pictures/dashboard-dark-phone.png docs/images
 
 image: ## build the image of the Dockerfile and sell something in it, without an engine for containers (long)
+	scripts/install-services image
 	scripts/image-test
+
+image-short: target/debug/seckill ## the same with the server that `make test` has built (10 seconds)
+	scripts/install-services image
+	scripts/image-test --binary target/debug/seckill
+
+target/debug/seckill:
+	cargo build --locked
 
 check-deploy: services ## the manifests, the unit and the example are as Kubernetes, systemd and the schema want them
 	scripts/check-deploy

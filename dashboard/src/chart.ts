@@ -32,6 +32,7 @@ export class Chart {
   private readonly cross = draw("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM });
   private readonly figures: HTMLElement[] = [];
   private readonly names: HTMLElement[] = [];
+  private readonly aside = make("span.aside");
   private readonly when = make("span.when");
   private readonly paths: SVGPathElement[] = [];
   private width = 0;
@@ -39,6 +40,7 @@ export class Chart {
   private windowMs = SHORT_MS;
   private now = Date.now();
   private pointer: number | undefined;
+  private beside = "";
 
   constructor(
     private readonly title: string,
@@ -59,6 +61,7 @@ export class Chart {
       legend.append(make("li", {}, key, name, figure));
       this.paths.push(draw("path", { class: `curve ${curve.style}` }));
     }
+    legend.firstElementChild?.append(this.aside);
     this.svg.append(this.grid, ...this.paths, this.cross);
     const head = make("h3", {}, title, make("small", {}, unit), this.when);
     this.element = make("section.card.chart", {}, head, this.svg, legend, this.text);
@@ -73,6 +76,11 @@ export class Chart {
   /** A sentence below. */
   note(text: string): void {
     say(this.text, text);
+  }
+
+  /** A few words beside the figure of its first curve, which hold for now. */
+  add(text: string): void {
+    this.beside = text;
   }
 
   /** Its first curve becomes that of something else. */
@@ -105,15 +113,17 @@ export class Chart {
     mark(this.cross, "x1", x(at).toFixed(0));
     mark(this.cross, "x2", x(at).toFixed(0));
     say(this.when, this.pointer === undefined ? "" : clock(at));
+    say(this.aside, this.pointer === undefined && this.beside ? `· ${this.beside}` : "");
     this.curves.forEach(({ series }, nth) => {
       const value = series.at(at);
       say(this.figures[nth] as Element, value === undefined ? "–" : this.format(value));
     });
     // Read when somebody goes there; it is no live region.
-    const told = this.curves.map(({ name, series }) => {
+    const told = this.curves.map(({ name, series }, nth) => {
       const [first, last] = [series.at(from) ?? series.values[0], series.last];
       if (first === undefined || last === undefined) return `${name}: nothing yet`;
-      return `${name}: from ${this.format(first)} to ${this.format(last)}`;
+      const beside = nth === 0 && this.beside ? `, ${this.beside}` : "";
+      return `${name}: from ${this.format(first)} to ${this.format(last)}${beside}`;
     });
     mark(this.svg, "aria-label", `${this.title}, ${this.unit}, last ${span(this.windowMs / 1000)}. ${told.join("; ")}.`);
   }

@@ -140,6 +140,7 @@ class Dashboard {
     const id = this.id;
     if (id === undefined || !this.seen) return;
     const offers = this.offers;
+    offers.silence();
     this.feed = new Feed(id, offers.all.size, {
       line: (line) => this.heard(line),
       stock: (message) => {
@@ -155,6 +156,7 @@ class Dashboard {
   }
 
   private heard(line: Line): void {
+    if (line.kind === "lost" || line.kind === "refused") this.offers.silence();
     if (line.kind === "refused" && asksForToken(line.error)) this.failed(line.error);
     else this.banner.line(line);
   }

@@ -1,10 +1,11 @@
 // The offers of an activity: what is known of each, and a table in pages.
 
 import { make, mark, say, show } from "./dom.js";
-import { count, plural, share } from "./format.js";
+import { count, plural, rate, share } from "./format.js";
 import type { OfferPipeline } from "./gen/seckill/v1/admin_pb.js";
 import type { WatchStockResponse } from "./gen/seckill/v1/seckill_pb.js";
 import type { Offer as OfferMessage } from "./gen/seckill/v1/types_pb.js";
+import { Rate } from "./rate.js";
 import { Series } from "./series.js";
 
 /** What a page of the table shows. */
@@ -23,12 +24,16 @@ export interface Offer {
   dead: number;
   frozen: boolean;
   series: Series;
+  /** Which rebuild of its stock the figures belong to. */
+  epoch: bigint;
+  taken: Rate;
 }
 
 /** All offers of one activity, and their sums. */
 export class Offers {
   readonly all = new Map<string, Offer>();
   readonly series = new Series();
+  readonly taken = new Rate();
   remaining = 0;
   reserved = 0;
   total = 0;
@@ -51,6 +56,7 @@ export class Offers {
   stock(message: WatchStockResponse, now: number): void {
     const offer = this.of(message.skuId);
     const [remaining, reserved] = [Number(message.remaining), Number(message.reserved)];
+    this.take(offer, message, now);
     if (offer.remaining === undefined) this.known += 1;
     this.remaining += remaining - (offer.remaining ?? 0);
     this.reserved += reserved - (offer.reserved ?? 0);
@@ -59,6 +65,12 @@ export class Offers {
     [offer.remaining, offer.reserved] = [remaining, reserved];
     offer.series.add(now, remaining);
     if (this.isKnown) this.series.add(now, this.remaining);
+  }
+
+  /** Nothing is heard of the stock: nobody knows how fast it goes. */
+  silence(): void {
+    this.taken.forget();
+    for (const offer of this.all.values()) offer.taken.forget();
   }
 
   /** What lies between reservations and orders. */
@@ -93,10 +105,30 @@ export class Offers {
         dead: 0,
         frozen: false,
         series: new Series(),
+        epoch: 0n,
+        taken: new Rate(),
       };
       this.all.set(sku, offer);
     }
     return offer;
+  }
+
+  /** Counts what was taken since the figure before, which is before this one is written down. */
+  private take(offer: Offer, message: WatchStockResponse, now: number): void {
+    const grown = Number(message.reserved) - (offer.reserved ?? 0);
+    if (message.snapshot) {
+      // Of a stream: what was sold while nobody listened was not sold just now.
+      offer.taken.begin(now);
+      this.taken.begin(now);
+    } else if (message.epoch !== offer.epoch) {
+      // A rebuild counts anew.
+      offer.taken.begin(now);
+    } else {
+      // More units of an offer, or fewer, are no sales, so it is not what remains that counts.
+      offer.taken.add(now, grown);
+      this.taken.add(now, grown);
+    }
+    offer.epoch = message.epoch;
   }
 
   private add(): void {
@@ -108,7 +140,11 @@ export class Offers {
   }
 }
 
-type Order = "sku" | "least" | "most";
+type Order = "sku" | "least" | "most" | "fastest";
+
+/** What was taken in a second, in words that fit a cell. */
+export const pace = (perSecond: number | undefined): string =>
+  perSecond === undefined ? "–" : rate(perSecond);
 
 interface Row {
   row: HTMLTableRowElement;
@@ -117,6 +153,7 @@ interface Row {
   bar: HTMLElement;
   remaining: HTMLElement;
   share: HTMLElement;
+  taken: HTMLElement;
   total: HTMLElement;
   reserved: HTMLElement;
   sold: HTMLElement;
@@ -141,6 +178,7 @@ export class OfferTable {
     make("option", { value: "sku" }, "By SKU"),
     make("option", { value: "least" }, "Least left first"),
     make("option", { value: "most" }, "Most left first"),
+    make("option", { value: "fastest" }, "Fastest first"),
   );
   private readonly body = make("tbody");
   private readonly place = make("span", { role: "status" });
@@ -153,13 +191,15 @@ export class OfferTable {
   private offers = new Offers();
   /** In order; made anew when the order may have changed. */
   private listed: Offer[] = [];
+  private now = Date.now();
 
   constructor(private readonly choose: (sku: string | undefined) => void) {
     const head = make("tr");
-    const columns: [string, string][] = [
+    const columns: [string, string, string?][] = [
       ["SKU", ""],
       ["Remaining", "number"],
       ["Left", "number"],
+      ["Taken/s", "number", "Taken per second"],
       ["Total", "number wide"],
       ["Reserved", "number wide"],
       ["Ordered", "number"],
@@ -167,7 +207,9 @@ export class OfferTable {
       ["Dead", "number wide"],
       ["Notes", "wide"],
     ];
-    for (const [name, style] of columns) head.append(make("th", { scope: "col", class: style }, name));
+    for (const [name, style, whole] of columns) {
+      head.append(make("th", { scope: "col", class: style, "aria-label": whole ?? false }, name));
+    }
     const table = make("table", { "aria-labelledby": "offers-title" }, make("thead", {}, head), this.body);
     this.element = make(
       "section.card.offers",
@@ -201,12 +243,16 @@ export class OfferTable {
     const order = this.order.value as Order;
     const left = (offer: Offer): number =>
       (offer.remaining ?? offer.total) / Math.max(offer.total, 1);
+    const pace = (offer: Offer): number => offer.taken.perSecond(this.now) ?? -1;
     if (order === "sku") this.listed.sort((a, b) => (a.sku < b.sku ? -1 : 1));
+    else if (order === "fastest") this.listed.sort((a, b) => pace(b) - pace(a));
     else this.listed.sort((a, b) => (left(a) - left(b)) * (order === "least" ? 1 : -1));
     this.page = Math.min(Math.max(this.page, 0), Math.max(Math.ceil(this.listed.length / PAGE) - 1, 0));
   }
 
-  update(): void {
+  /** Shows what was known then. */
+  update(now = this.now): void {
+    this.now = now;
     const first = this.page * PAGE;
     const shown = this.listed.slice(first, first + PAGE);
     while (this.rows.length < shown.length) this.rows.push(this.row());
@@ -239,6 +285,7 @@ export class OfferTable {
       bar: bar.firstElementChild as HTMLElement,
       remaining: cell("number strong"),
       share: make("span"),
+      taken: cell("number"),
       total: cell("number wide"),
       reserved: cell("number wide"),
       sold: cell("number"),
@@ -253,6 +300,7 @@ export class OfferTable {
       make("th", { scope: "row" }, choose, title),
       row.remaining,
       left,
+      row.taken,
       row.total,
       row.reserved,
       row.sold,
@@ -272,6 +320,7 @@ export class OfferTable {
     say(row.title, offer.title);
     say(row.remaining, known(offer.remaining));
     say(row.share, offer.remaining === undefined ? "–" : share(offer.remaining, offer.total));
+    say(row.taken, pace(offer.taken.perSecond(this.now)));
     say(row.total, count(offer.total));
     say(row.reserved, known(offer.reserved));
     say(row.sold, count(offer.sold));

@@ -10,12 +10,10 @@ import { make, say, show } from "./dom.js";
 import { count, rate, share, span } from "./format.js";
 import type { GetPipelineStatusResponse } from "./gen/seckill/v1/admin_pb.js";
 import { type Activity, ActivityState } from "./gen/seckill/v1/types_pb.js";
-import { type Offers, OfferTable } from "./offers.js";
+import { type Offers, OfferTable, pace } from "./offers.js";
 import type { Outcomes } from "./outcomes.js";
 import { Series } from "./series.js";
 
-/** What is taken in a second is the mean of these. */
-const RATE_OVER_MS = 5_000;
 /** How often the table is put in order again. */
 const ORDER_EVERY_MS = 2_000;
 
@@ -42,6 +40,7 @@ export class Sale {
   private readonly empty = make("section.card.empty", { hidden: true });
   private offers: Offers | undefined;
   private activity: Activity | undefined;
+  private chosen: string | undefined;
   private ordered = 0;
 
   constructor(
@@ -165,16 +164,15 @@ export class Sale {
     if (this.bar.style.transform !== scale) this.bar.style.transform = scale;
     this.figure("Reserved units", known ? count(offers.reserved) : "–");
     this.figure("Ordered units", count(offers.sold));
-    const first = offers.series.times[0] ?? now;
-    const since = Math.max(now - RATE_OVER_MS, first);
-    const taken = Math.max((offers.series.at(since) ?? 0) - offers.remaining, 0);
-    const seconds = Math.max(now - since, 1_000) / 1_000;
-    this.figure("Taken per second", known ? rate(taken / seconds) : "–");
+    this.figure("Taken per second", known ? pace(offers.taken.perSecond(now)) : "–");
     if (known) {
       const title = this.activity?.activityId ?? "";
       const text = `${count(offers.remaining)} left · ${title} · Seckill`;
       if (document.title !== text) document.title = text;
     }
+    const drawn = this.chosen === undefined ? undefined : offers.all.get(this.chosen);
+    const perSecond = (drawn ?? offers).taken.perSecond(now);
+    this.stock.add(perSecond === undefined ? "" : `${rate(perSecond)} taken per second`);
     this.stock.update(now);
     this.outcomesChart.update(now);
     this.pipelineChart.update(now);
@@ -184,7 +182,7 @@ export class Sale {
       this.ordered = now;
       this.table.list();
     }
-    this.table.update();
+    this.table.update(now);
     this.books.draw();
   }
 
@@ -232,6 +230,8 @@ export class Sale {
     const offers = this.offers;
     if (!offers) return;
     const offer = sku === undefined ? undefined : offers.all.get(sku);
+    this.chosen = offer?.sku;
+    this.stock.add("");
     this.stock.show(offer ? offer.sku : "All offers", offer?.series ?? offers.series);
   }
 

@@ -1,8 +1,8 @@
 //! What stands in `deploy/` and in the Dockerfile, held against the program: every setting is one,
-//! every port is listened on, every name leads somewhere.
+//! every port is listened on, every name leads somewhere. And what Cargo packages: all that is built from.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -84,6 +84,81 @@ fn ports(settings: &str) -> Vec<u64> {
 
 fn shutdown_grace_s() -> u64 {
     Settings::default().grpc.shutdown_grace_ms / 1_000
+}
+
+/// What `cargo package` would publish of a package of this workspace.
+fn packaged(package: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["package", "--list", "--allow-dirty", "--offline", "--package", package])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// What the program is built from: files, and folders with all that is in them.
+const BUILT_FROM: &[&str] = &[
+    "Cargo.lock",
+    "build.rs",
+    "dashboard/dist",
+    "examples/sale.yaml",
+    "lua",
+    "proto",
+    "src",
+    "migrations/src",
+];
+
+/// The files at this place of the repository.
+fn files(place: &Path) -> Vec<PathBuf> {
+    if !place.is_dir() {
+        return vec![place.to_owned()];
+    }
+    let entries = fs::read_dir(place).unwrap();
+    entries.flat_map(|entry| files(&entry.unwrap().path())).collect()
+}
+
+/// The places that `include_str!` and `include_bytes!` name, as far as they are written out.
+fn included(source: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string(source).unwrap();
+    let calls =
+        ["include_str!(", "include_bytes!("].into_iter().flat_map(|call| text.split(call).skip(1));
+    let places = calls.filter_map(|call| {
+        let call = call.trim_start();
+        let (name, _) =
+            call.strip_prefix("concat!(").unwrap_or(call).strip_prefix('"')?.split_once('"')?;
+        let mut place = source.parent().unwrap().to_owned();
+        for part in name.split('/') {
+            if part == ".." {
+                place.pop();
+            } else {
+                place.push(part);
+            }
+        }
+        Some(place)
+    });
+    places.collect()
+}
+
+#[test]
+fn all_that_the_program_is_built_from_is_in_the_packages() {
+    let (program, migrations) = (packaged("seckill"), packaged("seckill-migrations"));
+    let mut includes = 0;
+    for file in BUILT_FROM.iter().flat_map(|place| files(&root().join(place))) {
+        let name = file.strip_prefix(root()).unwrap().to_str().unwrap();
+        match name.strip_prefix("migrations/") {
+            Some(name) => assert!(migrations.contains(name), "{name} is not packaged"),
+            None => assert!(program.contains(name), "{name} is not packaged"),
+        }
+        if file.extension().is_some_and(|extension| extension == "rs") {
+            for place in included(&file) {
+                includes += 1;
+                let is_known = BUILT_FROM.iter().any(|known| place.starts_with(root().join(known)));
+                assert!(is_known, "{name} includes {place:?}: add it to BUILT_FROM");
+            }
+        }
+    }
+    assert!(includes >= 5, "{includes} includes were found");
 }
 
 #[test]
