@@ -47,7 +47,10 @@ use futures_util::FutureExt as _;
 use failure::Failure;
 use output::Printer;
 
-use crate::config::{Flag, Loaded, Sources};
+use crate::{
+    config::{Flag, Loaded, Settings, SettingsError, Sources},
+    server::{redis_settings, sql_settings},
+};
 
 /// Where `seckill serve` listens unless told otherwise.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
@@ -233,8 +236,31 @@ struct Context {
 impl Context {
     /// The settings of this process under these flags.
     fn settings(&self, flags: Vec<Flag>) -> Result<Loaded, Failure> {
-        Sources::of_process(self.global.config.clone(), flags).load().map_err(Failure::Settings)
+        let sources = Sources::of_process(self.global.config.clone(), flags);
+        let loaded = sources.load().map_err(Failure::Settings)?;
+        let problems = unusable_urls(&loaded);
+        if problems.is_empty() {
+            Ok(loaded)
+        } else {
+            Err(Failure::Settings(SettingsError { problems }))
+        }
     }
+}
+
+/// What is wrong with the URLs of the stores beyond their schemes: only the stores read them.
+fn unusable_urls(loaded: &Loaded) -> Vec<String> {
+    let from = |key| match loaded.origins.get(key) {
+        Some(origin) => format!(" ({origin})"),
+        None => String::new(),
+    };
+    let Settings { database, engine, .. } = &loaded.settings;
+    let of_database = sql_settings(database).violations().into_iter();
+    let of_database = of_database.filter(|(key, _)| *key == "url").map(|(_, text)| {
+        format!("database.url = {}{}: {text}", database.url, from("database.url"))
+    });
+    let of_engine = redis_settings(engine).and_then(|redis| redis.target().err());
+    let of_engine = of_engine.map(|error| format!("{error}{}", from("engine.url")));
+    of_database.chain(of_engine).collect()
 }
 
 /// Runs the command line of this process.

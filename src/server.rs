@@ -4,6 +4,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use sea_orm::DbErr;
 use tokio::{
     net::TcpListener,
     runtime::Handle,
@@ -78,12 +79,14 @@ pub enum StartError {
     #[error(transparent)]
     Database(#[from] database::OpenError),
     #[error("the database did not answer: {0}")]
-    Sql(#[from] sea_orm::DbErr),
+    Sql(#[from] DbErr),
     #[error(
         "the schema of the database is behind this server: run `seckill migrate up` with the same \
          settings first"
     )]
     SchemaBehind,
+    #[error("the schema of the database is newer than this program: {0}")]
+    SchemaAhead(String),
     #[error(transparent)]
     Engine(#[from] redis::OpenError),
     #[error(
@@ -357,13 +360,22 @@ pub fn redis_settings(settings: &config::EngineSettings) -> Option<RedisSettings
 async fn open_database(settings: &Settings) -> Result<Database, StartError> {
     let settings = sql_settings(&settings.database);
     let database = Database::open(&settings).await?;
-    if !database.is_current().await? {
+    if !database.is_current().await.map_err(schema_failure)? {
         if database.backend() != Backend::Sqlite {
             return Err(StartError::SchemaBehind);
         }
         database.migrate_up(None).await?;
     }
     Ok(database)
+}
+
+/// Why the schema could not be looked at.
+pub(crate) fn schema_failure(error: DbErr) -> StartError {
+    // It was read, and this program does not know it.
+    if let DbErr::Migration(text) = error {
+        return StartError::SchemaAhead(text);
+    }
+    StartError::Sql(error)
 }
 
 /// How many calls of Release, Confirm and GetReservation are in SQL at once. One writer serves

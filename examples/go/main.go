@@ -32,8 +32,8 @@ import (
 const (
 	serviceConfigFile = "../../proto/seckill/v1/seckill_grpc_service_config.json"
 
-	attemptLimit = 2 * time.Second  // how long one call may take, the library's repeats included
-	giveUpAfter  = 30 * time.Second // how long all calls for one answer may take
+	attemptLimit = 2 * time.Second // how long one call may take, the library's repeats included
+	lateAfter    = 8 * time.Second // after so long, an attempt that nobody has seen wins no more
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 2 * time.Second
 	silence      = 20 * time.Second // a stream says something every 15 seconds
@@ -43,6 +43,17 @@ const (
 	exitUsage       = 64
 	exitUnavailable = 69
 )
+
+// giveUpAfter is how long all calls for one answer may take.
+var giveUpAfter = seconds("SECKILL_GIVE_UP_S", 30*time.Second)
+
+// seconds reads a variable.
+func seconds(name string, otherwise time.Duration) time.Duration {
+	if span, err := time.ParseDuration(os.Getenv(name) + "s"); err == nil {
+		return span
+	}
+	return otherwise
+}
 
 // connect opens a connection whose library repeats calls by the service config.
 func connect(address string) (*grpc.ClientConn, error) {
@@ -96,10 +107,11 @@ func retryAfter(err error) *time.Duration {
 type waits struct {
 	giveUpAt time.Time
 	backoff  time.Duration
+	unclear  bool // an attempt went unanswered
 }
 
-func newWaits() *waits {
-	return &waits{giveUpAt: time.Now().Add(giveUpAfter), backoff: firstBackoff}
+func newWaits(limit time.Duration) *waits {
+	return &waits{giveUpAt: time.Now().Add(limit), backoff: firstBackoff}
 }
 
 // wait is false when there is no time left.
@@ -132,7 +144,10 @@ func isRefused(err error) bool {
 
 // ask calls until there is an answer. The request stays the same, so a repeat takes nothing twice.
 func ask(call func(ctx context.Context) error) error {
-	w := newWaits()
+	return askWith(newWaits(giveUpAfter), call)
+}
+
+func askWith(w *waits, call func(ctx context.Context) error) error {
 	for {
 		ctx, cancel := context.WithTimeout(callContext(), attemptLimit)
 		err := call(ctx)
@@ -141,6 +156,7 @@ func ask(call func(ctx context.Context) error) error {
 			return nil
 		}
 		named := retryAfter(err)
+		w.unclear = w.unclear || isUnclear(err)
 		// A message that is too large is RESOURCE_EXHAUSTED too, and has no RetryInfo.
 		repeatable := isUnclear(err) || (isRefused(err) && named != nil)
 		if !repeatable || !w.wait(named) {
@@ -151,7 +167,8 @@ func ask(call func(ctx context.Context) error) error {
 
 func buy(client pb.SeckillClient, wanted *pb.ReserveRequest, paymentFails bool) (int, error) {
 	var answer *pb.ReserveResponse
-	err := ask(func(ctx context.Context) (err error) {
+	w := newWaits(giveUpAfter)
+	err := askWith(w, func(ctx context.Context) (err error) {
 		answer, err = client.Reserve(ctx, wanted)
 		return err
 	})
@@ -159,26 +176,41 @@ func buy(client pb.SeckillClient, wanted *pb.ReserveRequest, paymentFails bool) 
 		return exitNo, err
 	}
 	outcome := strings.TrimPrefix(answer.GetOutcome().String(), "RESERVE_OUTCOME_")
-	if answer.GetOutcome() != pb.ReserveOutcome_RESERVE_OUTCOME_RESERVED {
+	var reservation *pb.Reservation
+	again := answer.GetReplayed()
+	switch answer.GetOutcome() {
+	case pb.ReserveOutcome_RESERVE_OUTCOME_RESERVED:
+		reservation = answer.GetReservation()
+	case pb.ReserveOutcome_RESERVE_OUTCOME_NOT_STARTED,
+		pb.ReserveOutcome_RESERVE_OUTCOME_PAUSED,
+		pb.ReserveOutcome_RESERVE_OUTCOME_ENDED:
+		reservation, err = wonBefore(client, wanted, w.unclear)
+		if err != nil {
+			return exitNo, err
+		}
+		again = true
+		if reservation.GetState() == pb.ReservationState_RESERVATION_STATE_HELD {
+			fmt.Printf("reserve: %s, and an earlier attempt is not decided\n", outcome)
+			return exitUnavailable, nil
+		}
+	}
+	if reservation == nil {
 		fmt.Printf("reserve: %s\n", outcome)
 		return exitNo, nil
 	}
-	again := ""
-	if answer.GetReplayed() {
-		again = " again"
+	word := ""
+	if again {
+		word = " again"
 	}
-	reservation := answer.GetReservation()
-	fmt.Printf("reserve: %s%s, order %s\n", outcome, again, reservation.GetOrderNo())
+	fmt.Printf("reserve: RESERVED%s, order %s\n", word, reservation.GetOrderNo())
 
 	if paymentFails {
 		fmt.Println("payment: failed")
-		return giveBack(client, &pb.ReleaseRequest{
-			ActivityId:    wanted.GetActivityId(),
-			SkuId:         wanted.GetSkuId(),
-			UserId:        wanted.GetUserId(),
-			ReservationId: reservation.GetReservationId(),
-			Reason:        "payment failed",
-		})
+		released, err := release(client, wanted, reservation, "payment failed")
+		if err != nil || !isGivenBack(released) {
+			return exitNo, err
+		}
+		return exitOK, nil
 	}
 	fmt.Println("payment: paid")
 	confirmed, err := confirm(client, &pb.ConfirmRequest{
@@ -191,34 +223,98 @@ func buy(client pb.SeckillClient, wanted *pb.ReserveRequest, paymentFails bool) 
 		return exitNo, err
 	}
 	fmt.Printf("confirm: %s\n", strings.TrimPrefix(confirmed.String(), "CONFIRM_OUTCOME_"))
-	if confirmed != pb.ConfirmOutcome_CONFIRM_OUTCOME_CONFIRMED {
-		fmt.Println("payment: refunded")
-		return exitNo, nil
+	switch confirmed {
+	case pb.ConfirmOutcome_CONFIRM_OUTCOME_CONFIRMED:
+		return exitOK, nil
+	case pb.ConfirmOutcome_CONFIRM_OUTCOME_NOT_ORDERED_YET:
+		// It still holds its units: whoever refunds first gives away what was paid.
+		released, err := release(client, wanted, reservation, "not ordered in time")
+		if err != nil {
+			return exitNo, err
+		}
+		if released == pb.ReleaseOutcome_RELEASE_OUTCOME_CONFIRMED {
+			return exitOK, nil // meanwhile, so the buyer has what was paid
+		}
+		if !isGivenBack(released) {
+			fmt.Println("payment: kept; somebody must look")
+			return exitNo, nil
+		}
 	}
-	return exitOK, nil
+	fmt.Println("payment: refunded")
+	return exitNo, nil
 }
 
-func giveBack(client pb.SeckillClient, request *pb.ReleaseRequest) (int, error) {
+// wonBefore is what an attempt of this request won before, HELD while that is open, or nil.
+//
+// Reserve tells the state of the sale first. The attempt may be one of the library, or of a process
+// before this one, so this asks in any case.
+func wonBefore(client pb.SeckillClient, wanted *pb.ReserveRequest, unclear bool) (*pb.Reservation, error) {
+	request := &pb.GetReservationRequest{By: &pb.GetReservationRequest_Key{Key: &pb.ReservationKey{
+		ActivityId: wanted.GetActivityId(),
+		SkuId:      wanted.GetSkuId(),
+		UserId:     wanted.GetUserId(),
+		RequestId:  wanted.GetRequestId(),
+	}}}
+	w, late := newWaits(giveUpAfter), newWaits(lateAfter)
+	for {
+		var answer *pb.GetReservationResponse
+		err := ask(func(ctx context.Context) (err error) {
+			answer, err = client.GetReservation(ctx, request)
+			return err
+		})
+		if status.Code(err) == codes.NotFound {
+			// What was not answered may still arrive.
+			if !unclear || !late.wait(nil) {
+				return nil, nil
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		reservation := answer.GetReservation()
+		switch reservation.GetState() {
+		case pb.ReservationState_RESERVATION_STATE_RELEASED, pb.ReservationState_RESERVATION_STATE_REFUSED:
+			return nil, nil
+		case pb.ReservationState_RESERVATION_STATE_HELD:
+			if w.wait(nil) {
+				continue
+			}
+		}
+		return reservation, nil
+	}
+}
+
+func release(
+	client pb.SeckillClient, wanted *pb.ReserveRequest, reservation *pb.Reservation, reason string,
+) (pb.ReleaseOutcome, error) {
+	request := &pb.ReleaseRequest{
+		ActivityId:    wanted.GetActivityId(),
+		SkuId:         wanted.GetSkuId(),
+		UserId:        wanted.GetUserId(),
+		ReservationId: reservation.GetReservationId(),
+		Reason:        reason,
+	}
 	var answer *pb.ReleaseResponse
 	err := ask(func(ctx context.Context) (err error) {
 		answer, err = client.Release(ctx, request)
 		return err
 	})
 	if err != nil {
-		return exitNo, err
+		return pb.ReleaseOutcome_RELEASE_OUTCOME_UNSPECIFIED, err
 	}
 	fmt.Printf("release: %s\n", strings.TrimPrefix(answer.GetOutcome().String(), "RELEASE_OUTCOME_"))
-	switch answer.GetOutcome() {
-	case pb.ReleaseOutcome_RELEASE_OUTCOME_RELEASED, pb.ReleaseOutcome_RELEASE_OUTCOME_ALREADY_RELEASED:
-		return exitOK, nil
-	default:
-		return exitNo, nil
-	}
+	return answer.GetOutcome(), nil
+}
+
+func isGivenBack(outcome pb.ReleaseOutcome) bool {
+	return outcome == pb.ReleaseOutcome_RELEASE_OUTCOME_RELEASED ||
+		outcome == pb.ReleaseOutcome_RELEASE_OUTCOME_ALREADY_RELEASED
 }
 
 // confirm asks again while the order is not made: that takes a moment after the reservation.
 func confirm(client pb.SeckillClient, request *pb.ConfirmRequest) (pb.ConfirmOutcome, error) {
-	w := newWaits()
+	w := newWaits(giveUpAfter)
 	for {
 		var answer *pb.ConfirmResponse
 		err := ask(func(ctx context.Context) (err error) {
@@ -237,9 +333,9 @@ func confirm(client pb.SeckillClient, request *pb.ConfirmRequest) (pb.ConfirmOut
 
 // watch reads streams, one after the other, until the activity is settled.
 func watch(client pb.SeckillClient, activity string) (int, error) {
-	w := newWaits()
+	w := newWaits(giveUpAfter)
 	for {
-		err := readStream(client, activity, func() { w = newWaits() })
+		err := readStream(client, activity, func() { w = newWaits(giveUpAfter) })
 		if err == nil {
 			return exitOK, nil // it ends by itself only when the activity is settled
 		}

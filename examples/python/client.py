@@ -16,12 +16,14 @@ from grpc_status import rpc_status
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, os.environ.get("SECKILL_STUBS", str(HERE / "gen")))
 
-from seckill.v1 import seckill_pb2, seckill_pb2_grpc  # noqa: E402
+from seckill.v1 import seckill_pb2, seckill_pb2_grpc, types_pb2  # noqa: E402
 
 SERVICE_CONFIG = HERE.parents[1] / "proto/seckill/v1/seckill_grpc_service_config.json"
 
 ATTEMPT_S = 2  # how long one call may take, the library's repeats included
-GIVE_UP_S = 30  # how long all calls for one answer may take
+# How long all calls for one answer may take.
+GIVE_UP_S = float(os.environ.get("SECKILL_GIVE_UP_S", 30))
+LATE_S = 8  # after so long, an attempt that nobody has seen wins no more
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 SILENCE_S = 20  # a stream says something every 15 seconds
 
@@ -35,6 +37,21 @@ WORTH_A_REPEAT = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
 }
+
+# Outcomes of Reserve that come before those of the request.
+STATE_OF_THE_SALE = (
+    seckill_pb2.RESERVE_OUTCOME_NOT_STARTED,
+    seckill_pb2.RESERVE_OUTCOME_PAUSED,
+    seckill_pb2.RESERVE_OUTCOME_ENDED,
+)
+HOLDS_NOTHING = (
+    types_pb2.RESERVATION_STATE_RELEASED,
+    types_pb2.RESERVATION_STATE_REFUSED,
+)
+GIVEN_BACK = (
+    seckill_pb2.RELEASE_OUTCOME_RELEASED,
+    seckill_pb2.RELEASE_OUTCOME_ALREADY_RELEASED,
+)
 
 
 def connect(address):
@@ -72,6 +89,7 @@ class Waits:
     def __init__(self, limit_s=GIVE_UP_S):
         self.give_up_at = time.monotonic() + limit_s
         self.backoff_s = FIRST_BACKOFF_S
+        self.unclear = False  # an attempt went unanswered
 
     def wait(self, named_s=None):
         """False when there is no time left."""
@@ -83,9 +101,9 @@ class Waits:
         return True
 
 
-def ask(method, request):
+def ask(method, request, waits=None):
     """Calls until there is an answer. The request stays the same, so a repeat takes nothing twice."""
-    waits = Waits()
+    waits = waits or Waits()
     while True:
         try:
             return method(request, timeout=ATTEMPT_S, metadata=metadata())
@@ -93,6 +111,7 @@ def ask(method, request):
             named_s = retry_after(error)
             # A message that is too large is RESOURCE_EXHAUSTED too, and has no RetryInfo.
             unclear = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            waits.unclear |= unclear
             repeatable = error.code() in WORTH_A_REPEAT and (named_s is not None or unclear)
             if not repeatable or not waits.wait(named_s):
                 raise
@@ -102,14 +121,21 @@ def buy(stub, activity, sku, user, request_id, payment_fails):
     request = seckill_pb2.ReserveRequest(
         activity_id=activity, sku_id=sku, user_id=user, request_id=request_id
     )
-    answer = ask(stub.Reserve, request)
+    waits = Waits()
+    answer = ask(stub.Reserve, request, waits)
     outcome = seckill_pb2.ReserveOutcome.Name(answer.outcome).removeprefix("RESERVE_OUTCOME_")
-    if answer.outcome != seckill_pb2.RESERVE_OUTCOME_RESERVED:
+    reservation, again = None, answer.replayed
+    if answer.outcome == seckill_pb2.RESERVE_OUTCOME_RESERVED:
+        reservation = answer.reservation
+    elif answer.outcome in STATE_OF_THE_SALE:
+        reservation, again = won_before(stub, request, waits.unclear), True
+        if reservation is not None and reservation.state == types_pb2.RESERVATION_STATE_HELD:
+            print(f"reserve: {outcome}, and an earlier attempt is not decided")
+            return UNAVAILABLE
+    if reservation is None:
         print(f"reserve: {outcome}")
         return NO
-    reservation = answer.reservation
-    again = " again" if answer.replayed else ""
-    print(f"reserve: {outcome}{again}, order {reservation.order_no}")
+    print(f"reserve: RESERVED{' again' if again else ''}, order {reservation.order_no}")
 
     names = dict(
         activity_id=activity,
@@ -119,22 +145,60 @@ def buy(stub, activity, sku, user, request_id, payment_fails):
     )
     if payment_fails:
         print("payment: failed")
-        request = seckill_pb2.ReleaseRequest(**names, reason="payment failed")
-        outcome = ask(stub.Release, request).outcome
-        print("release:", seckill_pb2.ReleaseOutcome.Name(outcome).removeprefix("RELEASE_OUTCOME_"))
-        given_back = (
-            seckill_pb2.RELEASE_OUTCOME_RELEASED,
-            seckill_pb2.RELEASE_OUTCOME_ALREADY_RELEASED,
-        )
-        return 0 if outcome in given_back else NO
+        return 0 if release(stub, names, "payment failed") in GIVEN_BACK else NO
 
     print("payment: paid")
     outcome = confirm(stub, seckill_pb2.ConfirmRequest(**names))
     print("confirm:", seckill_pb2.ConfirmOutcome.Name(outcome).removeprefix("CONFIRM_OUTCOME_"))
-    if outcome != seckill_pb2.CONFIRM_OUTCOME_CONFIRMED:
-        print("payment: refunded")
-        return NO
-    return 0
+    if outcome == seckill_pb2.CONFIRM_OUTCOME_CONFIRMED:
+        return 0
+    if outcome == seckill_pb2.CONFIRM_OUTCOME_NOT_ORDERED_YET:
+        # It still holds its units: whoever refunds first gives away what was paid.
+        released = release(stub, names, "not ordered in time")
+        if released == seckill_pb2.RELEASE_OUTCOME_CONFIRMED:
+            return 0  # meanwhile, so the buyer has what was paid
+        if released not in GIVEN_BACK:
+            print("payment: kept; somebody must look")
+            return NO
+    print("payment: refunded")
+    return NO
+
+
+def won_before(stub, request, unclear):
+    """What an attempt of this request won before; it is HELD while that is open.
+
+    Reserve tells the state of the sale first. The attempt may be one of the library, or of a process
+    before this one, so this asks in any case.
+    """
+    key = seckill_pb2.ReservationKey(
+        activity_id=request.activity_id,
+        sku_id=request.sku_id,
+        user_id=request.user_id,
+        request_id=request.request_id,
+    )
+    waits, late = Waits(), Waits(LATE_S)
+    while True:
+        try:
+            by_key = seckill_pb2.GetReservationRequest(key=key)
+            reservation = ask(stub.GetReservation, by_key).reservation
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.NOT_FOUND:
+                raise
+            # What was not answered may still arrive.
+            if not unclear or not late.wait():
+                return None
+            continue
+        if reservation.state in HOLDS_NOTHING:
+            return None
+        if reservation.state != types_pb2.RESERVATION_STATE_HELD or not waits.wait():
+            return reservation
+
+
+def release(stub, names, reason):
+    request = seckill_pb2.ReleaseRequest(**names, reason=reason)
+    outcome = ask(stub.Release, request).outcome
+    print("release:", seckill_pb2.ReleaseOutcome.Name(outcome).removeprefix("RELEASE_OUTCOME_"))
+    return outcome
 
 
 def confirm(stub, request):

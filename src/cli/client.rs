@@ -16,7 +16,7 @@ use tonic::{
 use super::{
     DEFAULT_SERVER, Global,
     credentials::Credentials,
-    failure::{Failure, RpcFailure, SERVER_SPEAKS_TLS, tls_failure},
+    failure::{Failure, NoConnection, RpcFailure, SERVER_SPEAKS_TLS, tls_failure},
 };
 use crate::{
     api::pb::{seckill_admin_client::SeckillAdminClient, seckill_client::SeckillClient},
@@ -153,6 +153,7 @@ pub(super) async fn connect(
         .map_err(|error| {
             tls_failure(&error).unwrap_or_else(|| Failure::NoServer {
                 server: server.to_owned(),
+                why: NoConnection::of(&error, timeout),
                 cause: root_cause(&error),
             })
         })

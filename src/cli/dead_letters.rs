@@ -1,6 +1,6 @@
 //! `seckill dead-letters`: reservations that could not become orders.
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::{Context, Exit, client::Client, failure::Failure, json};
@@ -24,15 +24,15 @@ pub enum DeadLetters {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("letters").required(true).args(["reservation_ids", "all"]))]
 pub struct Which {
     /// The reservations.
-    #[arg(required_unless_present = "all")]
     reservation_ids: Vec<String>,
     /// All that there are, or all of --activity-id.
-    #[arg(long, conflicts_with = "reservation_ids")]
+    #[arg(long)]
     all: bool,
     /// The activity that --all is limited to.
-    #[arg(long, requires = "all")]
+    #[arg(long, requires = "all", conflicts_with = "reservation_ids")]
     activity_id: Option<String>,
     /// Why, for the audit.
     #[arg(long, default_value = "", hide_default_value = true)]

@@ -12,14 +12,14 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use super::{Context, Exit, failure::Failure, output::Printer};
+use super::{Context, Exit, failure::Failure, output::Printer, serve::start_failure};
 use crate::{
     config::{Exposed, Loaded, Role, Settings, SettingsError},
     database::{Backend, Capacity, Database},
     domain::TimeMs,
     engine::redis::{self, RedisEngine},
     server::{
-        redis_settings, sql_settings,
+        StartError, redis_settings, schema_failure, sql_settings,
         tls::{EXPIRY_WARNING, Tls},
     },
 };
@@ -36,8 +36,9 @@ const CLOCK_EPOCH_MS: i64 = 1_735_689_600_000;
 ///
 /// It only looks: nothing is made, written or migrated.
 ///
-/// Exits 64 when the settings can't be read, 69 when a server would not run for anything else that
-/// was found. An address that others can reach is a warning: `serve --insecure` would listen there.
+/// Exits as `serve` would: 64 when somebody must change something, such as a setting or the schema,
+/// and 69 when what is needed does not answer. An address that others can reach is a warning:
+/// `serve --insecure` would listen there.
 #[derive(Debug, Args)]
 pub struct Doctor {}
 
@@ -62,21 +63,38 @@ pub struct Finding {
     pub text: String,
     /// What to change.
     pub change: Option<String>,
+    /// What a server would end with.
+    #[serde(skip)]
+    pub exit: Exit,
 }
 
 impl Finding {
     pub fn ok(check: &str, text: impl Into<String>) -> Self {
-        Self { level: Level::Ok, check: check.to_owned(), text: text.into(), change: None }
+        let (check, text) = (check.to_owned(), text.into());
+        Self { level: Level::Ok, check, text, change: None, exit: Exit::Ok }
     }
 
     pub fn warn(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
         let change = Some(change.into());
-        Self { level: Level::Warn, check: check.to_owned(), text: text.into(), change }
+        Self { level: Level::Warn, change, ..Self::ok(check, text) }
     }
 
+    /// Something does not answer.
     pub fn error(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
         let change = Some(change.into());
-        Self { level: Level::Error, check: check.to_owned(), text: text.into(), change }
+        let (level, exit) = (Level::Error, Exit::Unavailable);
+        Self { level, change, exit, ..Self::ok(check, text) }
+    }
+
+    /// Something is wrong, and stays wrong until somebody changes it.
+    fn wrong(check: &str, text: impl Into<String>, change: impl Into<String>) -> Self {
+        Self { exit: Exit::Usage, ..Self::error(check, text, change) }
+    }
+
+    /// A server would not start for this.
+    fn refused(check: &str, error: StartError, change: &str) -> Self {
+        let text = error.to_string();
+        Self { exit: start_failure(error).exit(), ..Self::error(check, text, change) }
     }
 }
 
@@ -85,8 +103,9 @@ impl Doctor {
         let loaded = match context.settings(Vec::new()) {
             Ok(loaded) => loaded,
             Err(Failure::Settings(error)) => {
-                show(context.printer, &settings_findings(&error));
-                return Ok(Exit::Usage);
+                let findings = settings_findings(&error);
+                show(context.printer, &findings);
+                return Ok(exit(&findings));
             }
             Err(failure) => return Err(failure),
         };
@@ -103,9 +122,14 @@ impl Doctor {
         findings.extend(check_engine(settings).await);
         findings.extend(check_database(settings).await);
         show(context.printer, &findings);
-        let worst = findings.iter().map(|finding| finding.level).max();
-        Ok(if worst == Some(Level::Error) { Exit::Unavailable } else { Exit::Ok })
+        Ok(exit(&findings))
     }
+}
+
+/// What cannot mend itself goes before what can.
+fn exit(findings: &[Finding]) -> Exit {
+    let found = |exit| findings.iter().any(|finding| finding.exit == exit);
+    [Exit::Usage, Exit::Unavailable].into_iter().find(|exit| found(*exit)).unwrap_or(Exit::Ok)
 }
 
 fn show(printer: Printer, findings: &[Finding]) {
@@ -144,7 +168,7 @@ fn settings_findings(error: &SettingsError) -> Vec<Finding> {
     error
         .problems
         .iter()
-        .map(|problem| Finding::error("settings", problem, "change it; see config.example.toml"))
+        .map(|problem| Finding::wrong("settings", problem, "change it; see config.example.toml"))
         .collect()
 }
 
@@ -199,7 +223,7 @@ async fn check_certificate(settings: &Settings) -> Option<Finding> {
         Ok(tls) => tls?.expires(),
         Err(error) => {
             let change = "the file that it names; all of them are PEM";
-            return Some(Finding::error(CHECK, error.to_string(), change));
+            return Some(Finding::refused(CHECK, error.into(), change));
         }
     };
     let left = expires.is_in();
@@ -281,19 +305,18 @@ async fn check_engine(settings: &Settings) -> Vec<Finding> {
                     Finding::warn(CHECK, finding.text, "the settings of Redis, as it says")
                 }
                 redis::Level::Error => {
-                    Finding::error(CHECK, finding.text, "the settings of Redis, as it says")
+                    Finding::wrong(CHECK, finding.text, "the settings of Redis, as it says")
                 }
             })
             .collect(),
         Err(error @ redis::OpenError::Certificate(_)) => {
             let change = "the file that it names; all of them are PEM";
-            vec![Finding::error(CHECK, error.to_string(), change)]
+            vec![Finding::refused(CHECK, error.into(), change)]
         }
-        Err(error) => vec![Finding::error(
-            CHECK,
-            error.to_string(),
-            "engine.url, or start the server that it names",
-        )],
+        Err(error) => {
+            let change = "engine.url, or start the server that it names";
+            vec![Finding::refused(CHECK, error.into(), change)]
+        }
     }
 }
 
@@ -310,7 +333,7 @@ async fn check_database(settings: &Settings) -> Vec<Finding> {
         Ok(database) => database,
         Err(error) => {
             let change = "database.url, or start the server that it names";
-            return vec![Finding::error(CHECK, error.to_string(), change)];
+            return vec![Finding::refused(CHECK, error.into(), change)];
         }
     };
     let mut findings = vec![Finding::ok(CHECK, format!("{url} answers"))];
@@ -318,13 +341,13 @@ async fn check_database(settings: &Settings) -> Vec<Finding> {
         (Ok(true), _) => Finding::ok("schema", "current"),
         (Ok(false), Backend::Sqlite) => Finding::ok("schema", "behind; `seckill serve` mends that"),
         (Ok(false), Backend::Postgres | Backend::MySql) => {
-            Finding::error("schema", "behind this program", "run `seckill migrate up`")
+            Finding::wrong("schema", "behind this program", "run `seckill migrate up`")
         }
-        (Err(error), _) => Finding::error(
-            "schema",
-            format!("it can't be read: {error}"),
-            "the rights of the database's user, or take a program as new as the schema",
-        ),
+        (Err(error), _) => {
+            let change =
+                "the rights of the database's user, or take a program as new as the schema";
+            Finding::refused("schema", schema_failure(error), change)
+        }
     });
     findings.extend(match database.capacity().await {
         Ok(capacity) => capacity.map(|found| check_pool(sql.max_connections, found)),
@@ -356,7 +379,7 @@ fn check_place(file: &Path) -> Finding {
         return Finding::ok(CHECK, format!("{shown} is not there yet; `seckill serve` makes it"));
     }
     let text = format!("{shown} is not there, and neither is its folder's folder");
-    Finding::error(CHECK, text, format!("create the folder {}", place.display()))
+    Finding::wrong(CHECK, text, format!("create the folder {}", place.display()))
 }
 
 /// Whether the database has room for this server's connections.

@@ -19,9 +19,10 @@ pub enum Failure {
     /// The arguments, or a file that they name, are wrong.
     Usage(String),
     Settings(SettingsError),
-    /// Nothing listens at the address.
+    /// No connection.
     NoServer {
         server: String,
+        why: NoConnection,
         cause: String,
     },
     /// The two ends do not agree on TLS, or do not trust each other.
@@ -32,6 +33,37 @@ pub enum Failure {
     Unavailable(String),
     /// A fault of ours.
     Internal(String),
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoConnection {
+    /// Nothing listens at the address.
+    Refused,
+    /// The host has no address.
+    UnknownHost,
+    /// Nobody said anything in this time.
+    Silence(Duration),
+    Other,
+}
+
+impl NoConnection {
+    /// What an error of connecting comes from, after so long at most.
+    pub(super) fn of(error: &(dyn Error + 'static), limit: Duration) -> Self {
+        let mut cause = Some(error);
+        while let Some(error) = cause {
+            match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+                Some(io::ErrorKind::ConnectionRefused) => return Self::Refused,
+                Some(io::ErrorKind::TimedOut) => return Self::Silence(limit),
+                // The resolver's errors have no kind of their own.
+                Some(_) if error.to_string().contains("failed to lookup address") => {
+                    return Self::UnknownHost;
+                }
+                Some(_) | None => cause = error.source(),
+            }
+        }
+        Self::Other
+    }
 }
 
 /// An error of the server, taken apart.
@@ -215,9 +247,20 @@ impl Failure {
                     format!("{} settings are wrong\n  {}", problems.len(), problems.join("\n  "))
                 }
             },
-            Self::NoServer { server, .. } => {
-                format!("no server at {server}: start one with `seckill serve`")
-            }
+            Self::NoServer { server, why, cause } => match why {
+                NoConnection::Refused => {
+                    format!("no server at {server}: start one with `seckill serve`")
+                }
+                NoConnection::UnknownHost => format!(
+                    "no server at {server}: its host has no address here ({cause}); check the name"
+                ),
+                NoConnection::Silence(limit) => format!(
+                    "no connection to {server} within {} ms: check the address and --timeout, \
+                     and whether a firewall lets it through",
+                    limit.as_millis()
+                ),
+                NoConnection::Other => format!("no connection to {server}: {cause}"),
+            },
             Self::Rpc(rpc) => rpc.text(),
             Self::Internal(text) => format!("a fault of ours: {text}"),
         }
@@ -242,10 +285,15 @@ impl Failure {
             }
         };
         let message = match self {
-            Self::NoServer { cause, .. } => format!("{} ({cause})", self.text()),
+            Self::NoServer {
+                why: NoConnection::Refused | NoConnection::Silence(_), cause, ..
+            } => {
+                format!("{} ({cause})", self.text())
+            }
             Self::Rpc(rpc) => rpc.message.clone(),
             Self::Usage(_)
             | Self::Settings(_)
+            | Self::NoServer { why: NoConnection::UnknownHost | NoConnection::Other, .. }
             | Self::Tls(_)
             | Self::Unavailable(_)
             | Self::Internal(_) => self.text(),

@@ -7,7 +7,7 @@ use super::{Context, Exit, failure::Failure, serve::start_failure};
 use crate::{
     config::{DatabaseSettings, Flag},
     database::Database,
-    server::sql_settings,
+    server::{schema_failure, sql_settings},
 };
 
 /// Brings the schema of the database up to date, or back, or shows where it stands.
@@ -78,9 +78,14 @@ impl Migrate {
     }
 }
 
-/// Opens the database, with its schema as it is.
+/// Opens the database, with its schema as it is, unless that is newer than this program.
 async fn open(database: &DatabaseSettings) -> Result<Database, Failure> {
-    Database::open(&sql_settings(database)).await.map_err(|error| start_failure(error.into()))
+    let database = Database::open(&sql_settings(database))
+        .await
+        .map_err(|error| start_failure(error.into()))?;
+    let seen = database.migration_status().await;
+    seen.map_err(|error| start_failure(schema_failure(error)))?;
+    Ok(database)
 }
 
 async fn up(database: &DatabaseSettings, steps: Option<u32>) -> Result<(), Failure> {

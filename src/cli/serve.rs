@@ -164,7 +164,8 @@ pub(super) fn start_failure(error: StartError) -> Failure {
             | redis::OpenError::Misconfigured(_)
             | redis::OpenError::Certificate(_),
         )
-        | StartError::SchemaBehind => Failure::Usage(error.to_string()),
+        | StartError::SchemaBehind
+        | StartError::SchemaAhead(_) => Failure::Usage(error.to_string()),
         StartError::Database(
             database::OpenError::Unreachable { .. } | database::OpenError::Locked { .. },
         )

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fmt, fs, io,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -13,6 +14,11 @@ use super::{Settings, SettingsError, components::Key, otel, secret::masked, sect
 
 /// What every variable of ours begins with; two underscores go between levels.
 const PREFIX: &str = "SECKILL__";
+/// What a variable begins with that may be meant for us. There are others: those of the command, and
+/// in Kubernetes those that name a Service `seckill`.
+const NEAR_PREFIX: &str = "SECKILL_";
+/// In so many letters a variable may differ from one of ours and still be meant for us.
+const MOST_EDITS: usize = 2;
 /// What is read when no file is named and it is there.
 const DEFAULT_FILE: &str = "seckill.toml";
 
@@ -134,6 +140,7 @@ impl Sources {
             .filter(|(name, _)| name.starts_with(PREFIX))
             .collect();
         variables.sort();
+        self.refuse_misspelled(merge);
         for (name, value) in variables {
             let key = name[PREFIX.len()..].to_ascii_lowercase().replace("__", ".");
             let Some(value) = value.to_str() else {
@@ -145,6 +152,22 @@ impl Sources {
                 Some(stem) if merge.key(&key).is_none() => merge.add_secret(stem, &name, value),
                 _ => merge.set_text(&key, value, Origin::Variable(name)),
             }
+        }
+    }
+
+    /// Names the variables that would be a setting but for an underscore or a letter.
+    fn refuse_misspelled(&self, merge: &mut Merge) {
+        let names = self.env.iter().filter_map(|(name, _)| name.to_str());
+        let mut near: Vec<(&str, String)> = names
+            .filter(|name| name.starts_with(NEAR_PREFIX) && !name.starts_with(PREFIX))
+            .filter_map(|name| Some((name, merge.meant(&name[NEAR_PREFIX.len()..])?)))
+            .collect();
+        near.sort();
+        for (name, meant) in near {
+            merge.problem(format!(
+                "{name}: there is no such variable; did you mean {meant}? Two underscores go between \
+                 levels"
+            ));
         }
     }
 }
@@ -165,6 +188,22 @@ impl Merge {
 
     fn key(&self, path: &str) -> Option<&Key> {
         self.known.iter().find(|key| path.split_once('.') == Some((key.section, key.name)))
+    }
+
+    /// The variable that was most likely meant by what stands behind its prefix.
+    fn meant(&self, rest: &str) -> Option<String> {
+        let rest = rest.replace("__", "_");
+        let variables = self.known.iter().flat_map(|key| {
+            let (section, name) = (key.section.to_uppercase(), key.name.to_uppercase());
+            ["", "_FILE"].map(|end| {
+                (format!("{section}_{name}{end}"), format!("{PREFIX}{section}__{name}{end}"))
+            })
+        });
+        variables
+            .map(|(flat, variable)| (edits(&rest, &flat), variable))
+            .filter(|(edits, _)| *edits <= MOST_EDITS)
+            .min()
+            .map(|(_, variable)| variable)
     }
 
     fn problem(&mut self, text: String) {
@@ -265,7 +304,18 @@ impl Merge {
         let sections: Vec<&str> = sections().iter().map(|(section, _, _)| *section).collect();
         let in_section: Vec<&str> =
             self.known.iter().filter(|key| key.section == section).map(|key| key.name).collect();
-        let hint = if !in_section.is_empty() && name.is_empty() {
+        let meant = match origin {
+            Origin::Variable(variable) => {
+                variable.strip_prefix(PREFIX).and_then(|rest| self.meant(rest))
+            }
+            Origin::File { .. }
+            | Origin::Standard(_)
+            | Origin::SecretFile(..)
+            | Origin::Flag(_) => None,
+        };
+        let hint = if let Some(meant) = meant.filter(|_| name.is_empty()) {
+            format!("did you mean {meant}?")
+        } else if !in_section.is_empty() && name.is_empty() {
             format!("`{section}` is a section; write [{section}] and its keys below")
         } else if let Some(near) = nearest(name, &in_section) {
             format!("did you mean {section}.{near}?")
@@ -311,7 +361,12 @@ impl Merge {
         if key.is_secret {
             return format!("{path} = (not shown){origin}: must be {}", key.allowed);
         }
+        // An address without a host is no URL either, and has no place for a password.
+        let is_addr = key.default.as_str().is_some_and(|text| text.parse::<SocketAddr>().is_ok());
         let value = match &self.table[key.section][key.name] {
+            Value::String(text) if is_addr && !text.contains(['@', '?', '/']) => {
+                format!("{text:?}")
+            }
             Value::String(text) => format!("{:?}", masked(text)),
             other @ (Value::Integer(_)
             | Value::Float(_)
@@ -466,6 +521,71 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_that_is_one_of_ours_but_for_an_underscore_or_a_letter_is_refused() {
+        for (variable, meant) in [
+            ("SECKILL_ENGINE_URL", "SECKILL__ENGINE__URL"),
+            ("SECKILL_ENGINE__URL", "SECKILL__ENGINE__URL"),
+            ("SECKILL_ENGINE_URI", "SECKILL__ENGINE__URL"),
+            ("SECKILL_DATABASE_URL_FILE", "SECKILL__DATABASE__URL_FILE"),
+            ("SECKILL_TLS_CERT_FILE", "SECKILL__TLS__CERT_FILE"),
+            ("SECKILL_LIMITS_USER_ATTEMPTS", "SECKILL__LIMITS__USER_ATTEMPTS"),
+        ] {
+            assert_eq!(
+                from_env(&[(variable, "hunter2")]).expect_err(variable),
+                format!(
+                    "{variable}: there is no such variable; did you mean {meant}? Two underscores \
+                     go between levels"
+                )
+            );
+        }
+        assert_eq!(
+            from_env(&[("SECKILL__ENGINE_URL", "x")]).expect_err("no such key"),
+            "engine_url (SECKILL__ENGINE_URL): there is no such setting; \
+             did you mean SECKILL__ENGINE__URL?"
+        );
+        // Those of the command, of the tests, and of a Service in Kubernetes, whatever its name.
+        for variable in [
+            "SECKILL_CONFIG",
+            "SECKILL_SERVER",
+            "SECKILL_TOKEN",
+            "SECKILL_TOKEN_FILE",
+            "SECKILL_CA_FILE",
+            "SECKILL_CERT_FILE",
+            "SECKILL_KEY_FILE",
+            "SECKILL_FAILPOINTS",
+            "SECKILL_GIVE_UP_S",
+            "SECKILL_STUBS",
+            "SECKILL_MODEL",
+            "SECKILL_MODEL_STEPS",
+            "SECKILL_SIM_FROM",
+            "SECKILL_SIM_SEED",
+            "SECKILL_SIM_SECONDS",
+            "SECKILL_SIM_THREADS",
+            "SECKILL_SALE_SECONDS",
+            "SECKILL_WATCHERS",
+            "SECKILL_REQUEST_LIMIT",
+            "SECKILL_FAULTS_JSON",
+            "SECKILL_TEST_REDIS_URL",
+            "SECKILL_TEST_REDIS_SERVER",
+            "SECKILL_TEST_POSTGRES_URL",
+            "SECKILL_TEST_MYSQL_URL",
+            "SECKILL_TEST_PYTHON",
+            "SECKILL_TEST_SERVICES",
+            "SECKILL_PORT",
+            "SECKILL_PORT_50051_TCP_ADDR",
+            "SECKILL_SERVICE_HOST",
+            "SECKILL_SERVICE_PORT",
+            "SECKILL_HTTP_PORT",
+            "SECKILL_GRPC_PORT",
+            "SECKILL_GRPC_SERVICE_HOST",
+            "SECKILL_ENGINE_PORT",
+            "SECKILL_DATABASE_PORT",
+        ] {
+            from_env(&[(variable, "x")]).expect(variable);
+        }
+    }
+
+    #[test]
     fn a_wrong_value_is_shown_with_what_is_allowed() {
         for (text, message) in [
             (
@@ -489,6 +609,16 @@ mod tests {
                 "[grpc]\naddr = 'localhost'\n",
                 "grpc.addr = \"localhost\" (seckill.toml:2): \
                  must be an IP address and a port, such as 127.0.0.1:50051",
+            ),
+            (
+                "[grpc]\naddr = ':50051'\n",
+                "grpc.addr = \":50051\" (seckill.toml:2): \
+                 must be an IP address and a port, such as 127.0.0.1:50051",
+            ),
+            (
+                "[http]\naddr = 'u:hunter2@host:1'\n",
+                "http.addr = \"u:***\" (seckill.toml:2): \
+                 must be empty, or an IP address and a port, such as 127.0.0.1:9090",
             ),
             ("[database]\nurl = 7\n", "database.url = 7 (seckill.toml:2): must be a URL"),
         ] {

@@ -1,6 +1,9 @@
 //! The binary as people and scripts run it: arguments, exit codes, stdout and stderr.
 
-use std::process::{Command, Output};
+use std::{
+    process::{Command, Output},
+    time::Duration,
+};
 
 /// Runs the binary in an empty directory, with nothing of ours in its environment.
 fn seckill(args: &[&str]) -> Output {
@@ -291,4 +294,49 @@ fn without_a_server_it_says_how_to_start_one() {
     assert_eq!(output.status.code(), Some(69));
     assert_eq!(json(&output)["error"]["code"], "UNAVAILABLE");
     assert_eq!(json(&output)["error"]["reason"], "NO_SERVER");
+}
+
+#[test]
+fn a_host_without_an_address_is_told_as_such() {
+    // No resolver asks anybody for a label of so many letters.
+    let server = format!("http://{}.example:50051", "a".repeat(64));
+    let output = seckill(&["--server", &server, "status"]);
+    assert_eq!(output.status.code(), Some(69));
+    let text = stderr(&output);
+    assert!(text.contains(&format!("no server at {server}: its host has no address")), "{text}");
+    assert!(!text.contains("seckill serve"), "{text}");
+    let output = seckill(&["--server", &server, "status", "--output", "json"]);
+    assert_eq!(json(&output)["error"]["reason"], "NO_SERVER");
+}
+
+#[tokio::test]
+async fn a_host_that_says_nothing_is_told_as_such() {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let listener = socket.listen(1).expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    // Nobody accepts, so that the kernel lets no more in after a few.
+    let mut inside = Vec::new();
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&addr, Duration::from_millis(300)) {
+        inside.push(stream);
+    }
+    let server = format!("http://{addr}");
+    let output = seckill(&["--server", &server, "--timeout", "500ms", "status"]);
+    assert_eq!(output.status.code(), Some(69));
+    let text = stderr(&output);
+    assert!(text.contains(&format!("no connection to {server} within 500 ms")), "{text}");
+    assert!(!text.contains("seckill serve"), "{text}");
+}
+
+#[test]
+fn who_retries_dead_letters_hears_that_all_can_be_meant() {
+    for decision in ["retry", "discard"] {
+        let output = seckill(&["dead-letters", decision]);
+        assert_eq!(output.status.code(), Some(64));
+        assert!(stderr(&output).contains("--all"), "{}", stderr(&output));
+        let output = seckill(&["dead-letters", decision, "r-1", "--all"]);
+        assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+        let output = seckill(&["dead-letters", decision, "r-1", "--activity-id", "a"]);
+        assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
+    }
 }

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use sea_orm::ConnectionTrait as _;
 use seckill::{
     api::pb,
     config::{Role, Token, digest},
@@ -226,6 +227,72 @@ in_every_language! {
             let reservation_id = reservation.reservation_id;
             let win = Win { buyer: BUYER.into(), reservation_id, order_no };
             assert_books(&ground, &key, &[win]).await;
+        })
+        .await;
+    }
+
+    async fn the_example_finds_what_it_won_though_the_sale_was_paused_meanwhile(
+        language: Language
+    ) {
+        databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+            let ground = Ground::embedded(fresh);
+            let key = open_sale(&ground).await;
+            let serve = Serve::over(&ground.settings());
+            let mut dying = serve.clone().dying("after_outbox_commit", 1).start().await;
+            let wire = Wire::to(dying.addr).await;
+            let buying = async { language.buy(wire.addr, &["--request-id", "r1"]).await };
+            let restarting = async {
+                dying.crashed().await;
+                let world = ground.world().await;
+                world.parts.activities.pause(&key.activity_id, "ann", "").await.unwrap();
+                world.close().await;
+                let process = serve.start().await;
+                wire.lead_to(process.addr);
+                process
+            };
+            let (bought, mut process) = tokio::join!(buying, restarting);
+            assert!(bought.status.success(), "{bought:?}");
+            let (lines, _) = lines_and_order(&bought);
+            assert_eq!(lines, ["reserve: RESERVED again", "payment: paid", "confirm: CONFIRMED"]);
+            let late = language.buy(wire.addr, &["--request-id", "r2"]).await;
+            assert_eq!(late.status.code(), Some(1), "{late:?}");
+            assert_eq!(printed(&late), "reserve: PAUSED\n");
+            drained(process.channel().await, &key).await;
+            process.stop().await;
+            let world = ground.world().await;
+            assert_eq!(world.live_orders(&key).await.len(), 1);
+            world.close().await;
+        })
+        .await;
+    }
+
+    async fn the_example_releases_before_it_refunds(language: Language) {
+        databases::run(Fresh::sqlite().await, async |fresh: &Fresh| {
+            let ground = Ground::embedded(fresh);
+            let key = open_sale(&ground).await;
+            let no_orders = "CREATE TRIGGER no_orders BEFORE INSERT ON orders BEGIN \
+                             SELECT RAISE(ABORT, 'in the way'); END";
+            fresh.writer().execute_unprepared(no_orders).await.unwrap();
+            let mut process = Serve::over(&ground.settings()).start().await;
+            let impatient = [("SECKILL_GIVE_UP_S", "1")];
+            let bought = language.buy_with(process.addr, &[], &impatient).await;
+            assert_eq!(bought.status.code(), Some(1), "{bought:?}");
+            let (lines, _) = lines_and_order(&bought);
+            assert_eq!(
+                lines,
+                [
+                    "reserve: RESERVED",
+                    "payment: paid",
+                    "confirm: NOT_ORDERED_YET",
+                    "release: RELEASED",
+                    "payment: refunded",
+                ]
+            );
+            // From now on it could become an order, if it were still there.
+            fresh.writer().execute_unprepared("DROP TRIGGER no_orders").await.unwrap();
+            drained(process.channel().await, &key).await;
+            process.stop().await;
+            assert_books(&ground, &key, &[]).await;
         })
         .await;
     }

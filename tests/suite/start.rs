@@ -6,9 +6,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use sea_orm::sqlx::{
-    ConnectOptions as _, Executor as _, Row as _,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+use sea_orm::{
+    ConnectionTrait as _,
+    sqlx::{
+        ConnectOptions as _, Executor as _, Row as _,
+        sqlite::{SqliteConnectOptions, SqliteJournalMode},
+    },
 };
 use seckill::config::Settings;
 use tokio::{process::Command, time::timeout};
@@ -123,6 +126,10 @@ async fn a_wrong_url_names_its_setting_and_hides_its_password() {
         let memory = ("SECKILL__DATABASE__URL", "sqlite::memory:");
         let text = refuses(&[memory, (variable, url)], USAGE, &[&key]).await;
         assert!(!text.contains("s3cret"), "{text}");
+        // Nobody needs to start anything to hear of it.
+        let checked = seckill(&["serve", "--check-config"], &[memory, (variable, url)]).await;
+        assert_eq!(checked.status.code(), Some(USAGE), "{checked:?}");
+        assert_eq!(stderr(&checked), text);
         let output = seckill(&["serve", "--output", "json"], &[memory, (variable, url)]).await;
         let printed = String::from_utf8_lossy(&output.stdout);
         assert!(!printed.contains("s3cret") && !stderr(&output).contains("s3cret"), "{printed}");
@@ -177,6 +184,8 @@ async fn a_second_embedded_engine_on_one_database_is_refused() {
 async fn an_unknown_setting_is_named() {
     let variables = [("SECKILL__ENGINE__URI", "redis://localhost")];
     refuses(&variables, USAGE, &["engine.uri", "did you mean engine.url?"]).await;
+    let variables = [("SECKILL_ENGINE_URL", "redis://localhost")];
+    refuses(&variables, USAGE, &["SECKILL_ENGINE_URL", "mean SECKILL__ENGINE__URL?"]).await;
 }
 
 #[tokio::test]
@@ -292,6 +301,27 @@ on_every_database! {
         assert_eq!(migrate(db, &["up", "--steps", "1"]).await, (Some(0), first));
         assert_eq!(migrate(db, &["up"]).await, (Some(0), all.clone()));
         assert_eq!(migrate(db, &["up"]).await, (Some(0), all));
+    }
+
+    async fn a_schema_that_is_newer_stays_so_until_somebody_takes_a_newer_program(db: &Fresh) {
+        let newer = "INSERT INTO seaql_migrations (version, applied_at) VALUES ('m9', 0)";
+        db.writer().execute_unprepared(newer).await.unwrap();
+        let url = db.settings().url;
+        let variables = [("SECKILL__DATABASE__URL", url.as_str())];
+        let words = ["the schema of the database is newer than this program", "m9"];
+        refuses(&variables, USAGE, &words).await;
+        let looked = seckill(&["doctor"], &variables).await;
+        let said = String::from_utf8_lossy(&looked.stdout);
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        assert_eq!(looked.status.code(), Some(USAGE), "{said}");
+        for direction in ["status", "up", "down"] {
+            let refused = seckill(&["migrate", direction], &variables).await;
+            assert_eq!(refused.status.code(), Some(USAGE), "{refused:?}");
+            assert!(stderr(&refused).contains(words[0]), "{refused:?}");
+        }
+        let older = "DELETE FROM seaql_migrations WHERE version = 'm9'";
+        db.writer().execute_unprepared(older).await.unwrap();
+        assert!(db.is_current().await.unwrap(), "a step is gone");
     }
 
     async fn two_migrations_at_once_both_succeed(db: &Fresh) {

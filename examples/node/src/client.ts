@@ -13,6 +13,8 @@ import { Status as RpcStatus } from "../gen/google/rpc/status.js";
 import {
   ConfirmOutcome,
   ConfirmRequest,
+  GetReservationRequest,
+  GetReservationResponse,
   ReleaseOutcome,
   ReleaseRequest,
   ReserveOutcome,
@@ -25,6 +27,7 @@ import {
   releaseOutcomeToJSON,
   reserveOutcomeToJSON,
 } from "../gen/seckill/v1/seckill.js";
+import { Reservation, ReservationState } from "../gen/seckill/v1/types.js";
 
 const SERVICE_CONFIG = new URL(
   "../../../../proto/seckill/v1/seckill_grpc_service_config.json", // from dist/src
@@ -32,7 +35,9 @@ const SERVICE_CONFIG = new URL(
 );
 
 const ATTEMPT_MS = 2_000; // how long one call may take, the library's repeats included
-const GIVE_UP_MS = 30_000; // how long all calls for one answer may take
+/** How long all calls for one answer may take. */
+const GIVE_UP_MS = Number(process.env.SECKILL_GIVE_UP_S ?? 30) * 1_000;
+const LATE_MS = 8_000; // after so long, an attempt that nobody has seen wins no more
 const FIRST_BACKOFF_MS = 100;
 const MAX_BACKOFF_MS = 2_000;
 const SILENCE_MS = 20_000; // a stream says something every 15 seconds
@@ -45,6 +50,21 @@ const UNAVAILABLE = 69;
 const UNCLEAR = [grpc.status.UNAVAILABLE, grpc.status.DEADLINE_EXCEEDED];
 /** After these nothing was decided, if the server says when a repeat can help. */
 const REFUSED = [grpc.status.RESOURCE_EXHAUSTED, grpc.status.ABORTED];
+
+/** Outcomes of Reserve that come before those of the request. */
+const STATE_OF_THE_SALE = [
+  ReserveOutcome.RESERVE_OUTCOME_NOT_STARTED,
+  ReserveOutcome.RESERVE_OUTCOME_PAUSED,
+  ReserveOutcome.RESERVE_OUTCOME_ENDED,
+];
+const HOLDS_NOTHING = [
+  ReservationState.RESERVATION_STATE_RELEASED,
+  ReservationState.RESERVATION_STATE_REFUSED,
+];
+const GIVEN_BACK = [
+  ReleaseOutcome.RELEASE_OUTCOME_RELEASED,
+  ReleaseOutcome.RELEASE_OUTCOME_ALREADY_RELEASED,
+];
 
 /** A client whose library repeats calls by the service config. */
 function connect(address: string): SeckillClient {
@@ -79,8 +99,14 @@ function retryAfterMs(error: grpc.ServiceError): number | undefined {
 
 /** Waits between attempts: as long as the server says, or longer each time; then gives up. */
 class Waits {
-  private readonly giveUpAt = Date.now() + GIVE_UP_MS;
+  /** An attempt went unanswered. */
+  unclear = false;
+  private readonly giveUpAt: number;
   private backoffMs = FIRST_BACKOFF_MS;
+
+  constructor(limitMs = GIVE_UP_MS) {
+    this.giveUpAt = Date.now() + limitMs;
+  }
 
   /** False when there is no time left. */
   async wait(namedMs?: number): Promise<boolean> {
@@ -104,8 +130,8 @@ async function ask<Request, Response>(
   client: SeckillClient,
   method: Method<Request, Response>,
   request: Request,
+  waits = new Waits(),
 ): Promise<Response> {
-  const waits = new Waits();
   for (;;) {
     try {
       return await new Promise<Response>((resolve, reject) => {
@@ -118,8 +144,9 @@ async function ask<Request, Response>(
       const error = thrown as grpc.ServiceError;
       const namedMs = retryAfterMs(error);
       // A message that is too large is RESOURCE_EXHAUSTED too, and has no RetryInfo.
-      const repeatable =
-        UNCLEAR.includes(error.code) || (REFUSED.includes(error.code) && namedMs !== undefined);
+      const unclear = UNCLEAR.includes(error.code);
+      waits.unclear ||= unclear;
+      const repeatable = unclear || (REFUSED.includes(error.code) && namedMs !== undefined);
       if (!repeatable || !(await waits.wait(namedMs))) throw error;
     }
   }
@@ -134,41 +161,91 @@ interface Wanted {
 
 async function buy(client: SeckillClient, wanted: Wanted, paymentFails: boolean): Promise<number> {
   const request = ReserveRequest.fromPartial(wanted);
-  const answer = await ask(client, client.reserve as Method<ReserveRequest, ReserveResponse>, request);
+  const waits = new Waits();
+  const reserve = client.reserve as Method<ReserveRequest, ReserveResponse>;
+  const answer = await ask(client, reserve, request, waits);
   const outcome = reserveOutcomeToJSON(answer.outcome).replace("RESERVE_OUTCOME_", "");
-  const { reservation } = answer;
-  if (answer.outcome !== ReserveOutcome.RESERVE_OUTCOME_RESERVED || !reservation) {
+  let reservation: Reservation | undefined;
+  let again = answer.replayed;
+  if (answer.outcome === ReserveOutcome.RESERVE_OUTCOME_RESERVED) {
+    reservation = answer.reservation;
+  } else if (STATE_OF_THE_SALE.includes(answer.outcome)) {
+    reservation = await wonBefore(client, wanted, waits.unclear);
+    again = true;
+    if (reservation?.state === ReservationState.RESERVATION_STATE_HELD) {
+      console.log(`reserve: ${outcome}, and an earlier attempt is not decided`);
+      return UNAVAILABLE;
+    }
+  }
+  if (!reservation) {
     console.log(`reserve: ${outcome}`);
     return NO;
   }
-  const again = answer.replayed ? " again" : "";
-  console.log(`reserve: ${outcome}${again}, order ${reservation.orderNo}`);
+  console.log(`reserve: RESERVED${again ? " again" : ""}, order ${reservation.orderNo}`);
 
   const { activityId, skuId, userId } = wanted;
   const names = { activityId, skuId, userId, reservationId: reservation.reservationId };
   if (paymentFails) {
     console.log("payment: failed");
-    return giveBack(client, ReleaseRequest.fromPartial({ ...names, reason: "payment failed" }));
+    return GIVEN_BACK.includes(await release(client, names, "payment failed")) ? OK : NO;
   }
   console.log("payment: paid");
   const confirmed = await confirm(client, ConfirmRequest.fromPartial(names));
   console.log(`confirm: ${confirmOutcomeToJSON(confirmed).replace("CONFIRM_OUTCOME_", "")}`);
-  if (confirmed !== ConfirmOutcome.CONFIRM_OUTCOME_CONFIRMED) {
-    console.log("payment: refunded");
-    return NO;
+  if (confirmed === ConfirmOutcome.CONFIRM_OUTCOME_CONFIRMED) return OK;
+  if (confirmed === ConfirmOutcome.CONFIRM_OUTCOME_NOT_ORDERED_YET) {
+    // It still holds its units: whoever refunds first gives away what was paid.
+    const released = await release(client, names, "not ordered in time");
+    // Meanwhile, so the buyer has what was paid.
+    if (released === ReleaseOutcome.RELEASE_OUTCOME_CONFIRMED) return OK;
+    if (!GIVEN_BACK.includes(released)) {
+      console.log("payment: kept; somebody must look");
+      return NO;
+    }
   }
-  return OK;
+  console.log("payment: refunded");
+  return NO;
 }
 
-async function giveBack(client: SeckillClient, request: ReleaseRequest): Promise<number> {
-  type Answer = { outcome: ReleaseOutcome };
-  const { outcome } = await ask(client, client.release as Method<ReleaseRequest, Answer>, request);
+/**
+ * What an attempt of this request won before; it is HELD while that is open.
+ *
+ * Reserve tells the state of the sale first. The attempt may be one of the library, or of a process
+ * before this one, so this asks in any case.
+ */
+async function wonBefore(
+  client: SeckillClient,
+  key: Wanted,
+  unclear: boolean,
+): Promise<Reservation | undefined> {
+  type Get = Method<GetReservationRequest, GetReservationResponse>;
+  const request = GetReservationRequest.fromPartial({ key });
+  const waits = new Waits();
+  const late = new Waits(LATE_MS);
+  for (;;) {
+    try {
+      const { reservation } = await ask(client, client.getReservation as Get, request);
+      if (!reservation || HOLDS_NOTHING.includes(reservation.state)) return undefined;
+      const held = reservation.state === ReservationState.RESERVATION_STATE_HELD;
+      if (!held || !(await waits.wait())) return reservation;
+    } catch (thrown) {
+      if ((thrown as grpc.ServiceError).code !== grpc.status.NOT_FOUND) throw thrown;
+      // What was not answered may still arrive.
+      if (!unclear || !(await late.wait())) return undefined;
+    }
+  }
+}
+
+async function release(
+  client: SeckillClient,
+  names: Partial<ReleaseRequest>,
+  reason: string,
+): Promise<ReleaseOutcome> {
+  type Release = Method<ReleaseRequest, { outcome: ReleaseOutcome }>;
+  const request = ReleaseRequest.fromPartial({ ...names, reason });
+  const { outcome } = await ask(client, client.release as Release, request);
   console.log(`release: ${releaseOutcomeToJSON(outcome).replace("RELEASE_OUTCOME_", "")}`);
-  const givenBack = [
-    ReleaseOutcome.RELEASE_OUTCOME_RELEASED,
-    ReleaseOutcome.RELEASE_OUTCOME_ALREADY_RELEASED,
-  ];
-  return givenBack.includes(outcome) ? OK : NO;
+  return outcome;
 }
 
 /** The order is made a moment after the reservation. */

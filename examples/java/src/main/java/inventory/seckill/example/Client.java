@@ -6,9 +6,12 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.rpc.RetryInfo;
 import inventory.seckill.v1.ConfirmOutcome;
 import inventory.seckill.v1.ConfirmRequest;
+import inventory.seckill.v1.GetReservationRequest;
 import inventory.seckill.v1.ReleaseOutcome;
 import inventory.seckill.v1.ReleaseRequest;
 import inventory.seckill.v1.Reservation;
+import inventory.seckill.v1.ReservationKey;
+import inventory.seckill.v1.ReservationState;
 import inventory.seckill.v1.ReserveOutcome;
 import inventory.seckill.v1.ReserveRequest;
 import inventory.seckill.v1.ReserveResponse;
@@ -56,7 +59,11 @@ public final class Client {
   private static final Duration ATTEMPT = Duration.ofSeconds(2);
 
   /** How long all calls for one answer may take. */
-  private static final Duration GIVE_UP = Duration.ofSeconds(30);
+  private static final Duration GIVE_UP =
+      Duration.ofSeconds(Long.parseLong(System.getenv().getOrDefault("SECKILL_GIVE_UP_S", "30")));
+
+  /** After so long, an attempt that nobody has seen wins no more. */
+  private static final Duration LATE = Duration.ofSeconds(8);
 
   private static final Duration FIRST_BACKOFF = Duration.ofMillis(100);
   private static final Duration MAX_BACKOFF = Duration.ofSeconds(2);
@@ -76,6 +83,21 @@ public final class Client {
   /** After these nothing was decided, if the server says when a repeat can help. */
   private static final Set<Status.Code> REFUSED =
       EnumSet.of(Status.Code.RESOURCE_EXHAUSTED, Status.Code.ABORTED);
+
+  /** Outcomes of Reserve that come before those of the request. */
+  private static final Set<ReserveOutcome> STATE_OF_THE_SALE =
+      EnumSet.of(
+          ReserveOutcome.RESERVE_OUTCOME_NOT_STARTED,
+          ReserveOutcome.RESERVE_OUTCOME_PAUSED,
+          ReserveOutcome.RESERVE_OUTCOME_ENDED);
+
+  private static final Set<ReservationState> HOLDS_NOTHING =
+      EnumSet.of(
+          ReservationState.RESERVATION_STATE_RELEASED, ReservationState.RESERVATION_STATE_REFUSED);
+
+  private static final Set<ReleaseOutcome> GIVEN_BACK =
+      EnumSet.of(
+          ReleaseOutcome.RELEASE_OUTCOME_RELEASED, ReleaseOutcome.RELEASE_OUTCOME_ALREADY_RELEASED);
 
   private final SeckillGrpc.SeckillBlockingStub stub;
 
@@ -128,8 +150,15 @@ public final class Client {
 
   /** Waits between attempts: as long as the server says, or longer each time; then gives up. */
   private static final class Waits {
-    private final Instant giveUpAt = Instant.now().plus(GIVE_UP);
+    /** An attempt went unanswered. */
+    boolean unclear = false;
+
+    private final Instant giveUpAt;
     private Duration backoff = FIRST_BACKOFF;
+
+    Waits(Duration limit) {
+      giveUpAt = Instant.now().plus(limit);
+    }
 
     /** False when there is no time left. */
     boolean await(Optional<Duration> named) throws InterruptedException {
@@ -150,16 +179,21 @@ public final class Client {
   /** Calls until there is an answer. The request stays the same: a repeat takes nothing twice. */
   private <T> T ask(Function<SeckillGrpc.SeckillBlockingStub, T> call)
       throws InterruptedException {
-    Waits waits = new Waits();
+    return ask(new Waits(GIVE_UP), call);
+  }
+
+  private <T> T ask(Waits waits, Function<SeckillGrpc.SeckillBlockingStub, T> call)
+      throws InterruptedException {
     while (true) {
       try {
         return call.apply(stub.withDeadlineAfter(ATTEMPT.toMillis(), TimeUnit.MILLISECONDS));
       } catch (StatusRuntimeException error) {
         Status.Code code = error.getStatus().getCode();
         Optional<Duration> named = retryAfter(error);
+        boolean unclear = UNCLEAR.contains(code);
+        waits.unclear |= unclear;
         // A message that is too large is RESOURCE_EXHAUSTED too, and has no RetryInfo.
-        boolean repeatable =
-            UNCLEAR.contains(code) || (REFUSED.contains(code) && named.isPresent());
+        boolean repeatable = unclear || (REFUSED.contains(code) && named.isPresent());
         if (!repeatable || !waits.await(named)) {
           throw error;
         }
@@ -168,26 +202,32 @@ public final class Client {
   }
 
   private int buy(ReserveRequest wanted, boolean paymentFails) throws InterruptedException {
-    ReserveResponse answer = ask(stub -> stub.reserve(wanted));
+    Waits waits = new Waits(GIVE_UP);
+    ReserveResponse answer = ask(waits, stub -> stub.reserve(wanted));
     String outcome = answer.getOutcome().name().replace("RESERVE_OUTCOME_", "");
-    if (answer.getOutcome() != ReserveOutcome.RESERVE_OUTCOME_RESERVED) {
+    Optional<Reservation> won = Optional.empty();
+    boolean again = answer.getReplayed();
+    if (answer.getOutcome() == ReserveOutcome.RESERVE_OUTCOME_RESERVED) {
+      won = Optional.of(answer.getReservation());
+    } else if (STATE_OF_THE_SALE.contains(answer.getOutcome())) {
+      won = wonBefore(wanted, waits.unclear);
+      again = true;
+      if (won.isPresent() && won.get().getState() == ReservationState.RESERVATION_STATE_HELD) {
+        System.out.println("reserve: " + outcome + ", and an earlier attempt is not decided");
+        return UNAVAILABLE;
+      }
+    }
+    if (won.isEmpty()) {
       System.out.println("reserve: " + outcome);
       return NO;
     }
-    Reservation reservation = answer.getReservation();
-    String again = answer.getReplayed() ? " again" : "";
-    System.out.println("reserve: " + outcome + again + ", order " + reservation.getOrderNo());
+    Reservation reservation = won.get();
+    String word = again ? " again" : "";
+    System.out.println("reserve: RESERVED" + word + ", order " + reservation.getOrderNo());
 
     if (paymentFails) {
       System.out.println("payment: failed");
-      return giveBack(
-          ReleaseRequest.newBuilder()
-              .setActivityId(wanted.getActivityId())
-              .setSkuId(wanted.getSkuId())
-              .setUserId(wanted.getUserId())
-              .setReservationId(reservation.getReservationId())
-              .setReason("payment failed")
-              .build());
+      return GIVEN_BACK.contains(release(wanted, reservation, "payment failed")) ? OK : NO;
     }
     System.out.println("payment: paid");
     ConfirmOutcome confirmed =
@@ -199,25 +239,82 @@ public final class Client {
                 .setReservationId(reservation.getReservationId())
                 .build());
     System.out.println("confirm: " + confirmed.name().replace("CONFIRM_OUTCOME_", ""));
-    if (confirmed != ConfirmOutcome.CONFIRM_OUTCOME_CONFIRMED) {
-      System.out.println("payment: refunded");
-      return NO;
+    if (confirmed == ConfirmOutcome.CONFIRM_OUTCOME_CONFIRMED) {
+      return OK;
     }
-    return OK;
+    if (confirmed == ConfirmOutcome.CONFIRM_OUTCOME_NOT_ORDERED_YET) {
+      // It still holds its units: whoever refunds first gives away what was paid.
+      ReleaseOutcome released = release(wanted, reservation, "not ordered in time");
+      if (released == ReleaseOutcome.RELEASE_OUTCOME_CONFIRMED) {
+        return OK; // meanwhile, so the buyer has what was paid
+      }
+      if (!GIVEN_BACK.contains(released)) {
+        System.out.println("payment: kept; somebody must look");
+        return NO;
+      }
+    }
+    System.out.println("payment: refunded");
+    return NO;
   }
 
-  private int giveBack(ReleaseRequest request) throws InterruptedException {
+  /**
+   * What an attempt of this request won before; it is HELD while that is open.
+   *
+   * <p>Reserve tells the state of the sale first. The attempt may be one of the library, or of a
+   * process before this one, so this asks in any case.
+   */
+  private Optional<Reservation> wonBefore(ReserveRequest wanted, boolean unclear)
+      throws InterruptedException {
+    ReservationKey key =
+        ReservationKey.newBuilder()
+            .setActivityId(wanted.getActivityId())
+            .setSkuId(wanted.getSkuId())
+            .setUserId(wanted.getUserId())
+            .setRequestId(wanted.getRequestId())
+            .build();
+    GetReservationRequest request = GetReservationRequest.newBuilder().setKey(key).build();
+    Waits waits = new Waits(GIVE_UP);
+    Waits late = new Waits(LATE);
+    while (true) {
+      try {
+        Reservation reservation = ask(stub -> stub.getReservation(request)).getReservation();
+        if (HOLDS_NOTHING.contains(reservation.getState())) {
+          return Optional.empty();
+        }
+        boolean held = reservation.getState() == ReservationState.RESERVATION_STATE_HELD;
+        if (!held || !waits.await(Optional.empty())) {
+          return Optional.of(reservation);
+        }
+      } catch (StatusRuntimeException error) {
+        if (error.getStatus().getCode() != Status.Code.NOT_FOUND) {
+          throw error;
+        }
+        // What was not answered may still arrive.
+        if (!unclear || !late.await(Optional.empty())) {
+          return Optional.empty();
+        }
+      }
+    }
+  }
+
+  private ReleaseOutcome release(ReserveRequest wanted, Reservation reservation, String reason)
+      throws InterruptedException {
+    ReleaseRequest request =
+        ReleaseRequest.newBuilder()
+            .setActivityId(wanted.getActivityId())
+            .setSkuId(wanted.getSkuId())
+            .setUserId(wanted.getUserId())
+            .setReservationId(reservation.getReservationId())
+            .setReason(reason)
+            .build();
     ReleaseOutcome outcome = ask(stub -> stub.release(request)).getOutcome();
     System.out.println("release: " + outcome.name().replace("RELEASE_OUTCOME_", ""));
-    boolean givenBack =
-        outcome == ReleaseOutcome.RELEASE_OUTCOME_RELEASED
-            || outcome == ReleaseOutcome.RELEASE_OUTCOME_ALREADY_RELEASED;
-    return givenBack ? OK : NO;
+    return outcome;
   }
 
   /** The order is made a moment after the reservation. */
   private ConfirmOutcome confirm(ConfirmRequest request) throws InterruptedException {
-    Waits waits = new Waits();
+    Waits waits = new Waits(GIVE_UP);
     while (true) {
       ConfirmOutcome outcome = ask(stub -> stub.confirm(request)).getOutcome();
       boolean early = outcome == ConfirmOutcome.CONFIRM_OUTCOME_NOT_ORDERED_YET;
@@ -237,7 +334,7 @@ public final class Client {
               thread.setDaemon(true);
               return thread;
             });
-    Waits waits = new Waits();
+    Waits waits = new Waits(GIVE_UP);
     while (true) {
       try (Context.CancellableContext context = Context.current().withCancellation()) {
         Context before = context.attach();
@@ -246,7 +343,7 @@ public final class Client {
           Iterator<WatchStockResponse> updates = stub.watchStock(request);
           while (updates.hasNext()) {
             WatchStockResponse update = updates.next();
-            waits = new Waits();
+            waits = new Waits(GIVE_UP);
             timer.cancel(false);
             timer = silent(clock, context);
             if (!update.getHeartbeat()) {
