@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use sea_orm::DbErr;
+use sea_orm::{ConnectionTrait as _, DbErr};
 use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
@@ -35,7 +35,8 @@ use crate::{
     metrics::{self, Depth, UnderWay},
 };
 use sql::{
-    insert_and_judge, insert_columns, judge, raise_reserved, read_rows, sort_key, to_insert,
+    insert_and_judge, insert_columns, insert_group, judge, raise_reserved, read_rows, sort_key,
+    to_insert, units_of,
 };
 
 /// The most rows in one transaction; few in the simulator.
@@ -302,6 +303,18 @@ impl Writer {
     async fn write_together(&self, rows: &[NewRow]) -> Result<Together, Setback> {
         let batch = new_uuid().simple().to_string();
         let now = self.database.clock();
+        if self.database.backend() == Backend::Postgres
+            && let Some(statement) = insert_group(&batch, now, rows)
+        {
+            failpoint!("before_outbox_commit");
+            let begun = Instant::now();
+            match self.database.writer().execute_raw(statement).await {
+                Ok(_) => return Ok(self.kept(rows.len(), begun, Together::New { since: now })),
+                // Nothing was kept; the next lines find out which of them are new and fit.
+                Err(error) if classify(&error) == SqlFault::Data => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         let transaction = self.database.begin_group().await?;
         let begun = Instant::now();
         let outcome = self.insert_and_count(&transaction, &batch, now, rows).await;
@@ -309,10 +322,7 @@ impl Writer {
             Ok(written) => {
                 failpoint!("before_outbox_commit");
                 transaction.commit().await?;
-                self.note_group(rows.len(), begun.elapsed());
-                failpoint!("after_outbox_commit");
-                self.due.notify_one();
-                Ok(written)
+                Ok(self.kept(rows.len(), begun, written))
             }
             Err(setback) => {
                 // The first error is the one that counts; a failed rollback ends the connection.
@@ -320,6 +330,14 @@ impl Writer {
                 Err(setback)
             }
         }
+    }
+
+    /// A group is committed.
+    fn kept(&self, rows: usize, begun: Instant, written: Together) -> Together {
+        self.note_group(rows, begun.elapsed());
+        failpoint!("after_outbox_commit");
+        self.due.notify_one();
+        written
     }
 
     async fn insert_and_count(
@@ -468,11 +486,7 @@ async fn count(
     transaction: &Transaction,
     rows: impl Iterator<Item = &NewRow>,
 ) -> Result<(), Setback> {
-    let mut units: BTreeMap<(&OfferKey, u64), u64> = BTreeMap::new();
-    for row in rows {
-        *units.entry((&row.offer, row.epoch)).or_default() += u64::from(row.quantity);
-    }
-    for ((offer, epoch), units) in units {
+    for ((offer, epoch), units) in units_of(rows) {
         if !raise_reserved(transaction, offer, epoch, units).await? {
             return Err(Setback::Irregular);
         }

@@ -11,12 +11,12 @@ use std::{
 };
 
 use sea_orm::{
-    ActiveValue::Set, ConnectionTrait, DbBackend, EntityTrait, PaginatorTrait, QueryResult,
-    Statement,
+    ActiveValue::Set, ConnectionTrait, DatabaseConnection, DbBackend, EntityTrait, PaginatorTrait,
+    QueryResult, Statement,
 };
 use seckill::{
     database::Acquired,
-    domain::{OfferKey, ReleaseOutcome, ReserveOutcome},
+    domain::{BuyerId, OfferKey, ReleaseOutcome, ReservationId, ReserveOutcome, new_order_no},
     entity::{orders, orders::OrderState, outbox::OutboxState},
     error::Error,
     metrics::EngineDepth,
@@ -516,4 +516,60 @@ async fn after_a_crash_a_server_starts_when_the_lease_ran_out_and_fences_the_old
         world.assert_balanced(&key, 1).await;
     };
     databases::run(Fresh::sqlite().await, on).await;
+}
+
+/// How the last group went to PostgreSQL: the beginning of what was said last.
+async fn last_of_a_group(console: &DatabaseConnection) -> String {
+    let question = "SELECT left(query, 12) FROM pg_stat_activity \
+         WHERE datname = current_database() AND application_name = 'seckill' \
+             AND (query LIKE 'WITH written%' OR query = 'COMMIT') \
+         ORDER BY query_start DESC LIMIT 1";
+    let question = Statement::from_string(DbBackend::Postgres, question);
+    console.query_one_raw(question).await.unwrap().unwrap().try_get_by_index(0).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_rows_are_one_statement_on_postgres_and_others_a_transaction() {
+    let on = async |fresh: &Fresh| {
+        let world = Ground::embedded(fresh).world().await;
+        let key = world.open_sale(&units(2)).await;
+        let console = databases::admin(&fresh.settings().url).await;
+        let mut written = Vec::new();
+        for buyer in ["u1", "u2"] {
+            written.push(take_and_write(&world, &key, buyer).await);
+            assert_eq!(last_of_a_group(&console).await, "WITH written");
+        }
+        // It is there already, and its units are not counted again.
+        assert!(matches!(world.write(&written[0]).await, Ok(Written::Live(_))));
+        assert_eq!(last_of_a_group(&console).await, "COMMIT");
+        // Another of the same buyer is refused, and keeps no unit.
+        let rival = NewRow {
+            reservation_id: ReservationId::new("rival").unwrap(),
+            order_no: new_order_no(),
+            ..written[0].clone()
+        };
+        assert!(matches!(world.write(&rival).await, Ok(Written::Refused(_))));
+        assert_eq!(last_of_a_group(&console).await, "COMMIT");
+        // One for which no unit is left, and one of an epoch that is over.
+        let third = row_of("u3", &written[0]);
+        assert!(matches!(world.write(&third).await, Ok(Written::Refused(_))));
+        let late = NewRow { epoch: third.epoch + 1, ..row_of("u4", &third) };
+        assert!(matches!(world.write(&late).await, Ok(Written::OtherEpoch { .. })));
+        assert_eq!(world.parts.poller(&world.settings).run_once().await.unwrap().ordered, 2);
+        console.close().await.unwrap();
+        let figures = world.books(&key).await;
+        assert_eq!(figures.contradictions(), Vec::<String>::new(), "{figures:?}");
+        assert_eq!((figures.oversold(), figures.orders_units), (0, 2), "{figures:?}");
+    };
+    databases::run(Fresh::postgres().await, on).await;
+}
+
+/// As `like`, of another buyer.
+fn row_of(buyer: &str, like: &NewRow) -> NewRow {
+    NewRow {
+        buyer: BuyerId::new(buyer).unwrap(),
+        reservation_id: ReservationId::new(buyer).unwrap(),
+        order_no: new_order_no(),
+        ..like.clone()
+    }
 }

@@ -1,11 +1,14 @@
 //! The statements of the writer: what goes into a row, and how SQL judges it.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::LazyLock,
+};
 
 use sea_orm::{
     ActiveEnum as _,
     ActiveValue::{NotSet, Set},
-    ColumnTrait, ConnectionTrait, DbBackend, DbErr, EntityTrait, QueryFilter, Statement,
+    ColumnTrait, ConnectionTrait, DbBackend, DbErr, EntityTrait, QueryFilter, Statement, Value,
     sea_query::{Expr, ExprTrait},
 };
 
@@ -40,6 +43,51 @@ const INSERT_COLUMNS: &str = "\
         request_id, epoch, expire_time, create_time) \
     ON CONFLICT DO NOTHING";
 
+/// The beginning of a number that is none.
+const NOT_KEPT: &str = "no COMMIT: some of the rows are not new or do not fit; new are ";
+
+/// A whole group on PostgreSQL: the rows, and the units that they take of their offers. It is a
+/// transaction of its own, so that nobody waits for the way between its steps, least of all with an
+/// offer locked. Where a row is not new, or an offer has too few units or another epoch, its last line
+/// reads a number where none is: it fails, and nothing is kept.
+static INSERT_GROUP: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "WITH written AS ({INSERT_COLUMNS} RETURNING 1), \
+        complete AS (SELECT count(*) AS rows FROM written), \
+        raised AS (UPDATE offers SET reserved = offers.reserved + taken.units \
+            FROM complete, unnest($15::text[], $16::text[], $17::bigint[], $18::bigint[]) \
+                AS taken (activity_id, sku_id, epoch, units) \
+            WHERE complete.rows = $19 \
+                AND offers.activity_id = taken.activity_id AND offers.sku_id = taken.sku_id \
+                AND offers.epoch = taken.epoch \
+                AND offers.reserved + taken.units <= offers.total \
+            RETURNING 1) \
+        SELECT CASE WHEN (SELECT count(*) FROM raised) = $20 THEN 0 \
+            ELSE CAST($21 || (SELECT rows FROM complete)::text AS bigint) END"
+    )
+});
+
+/// The statement that writes all of these rows, or nothing; none when they are too many for one.
+pub(super) fn insert_group(batch: &str, now: TimeMs, rows: &[NewRow]) -> Option<Statement> {
+    if how_many_fit(rows) < rows.len() {
+        return None;
+    }
+    let units = units_of(rows.iter());
+    let of_offer =
+        |of: fn(&OfferKey) -> &str| column(units.keys().map(|(offer, _)| of(offer).to_owned()));
+    let mut values = columns(batch, now, rows);
+    values.extend([
+        of_offer(|offer| offer.activity_id.as_str()),
+        of_offer(|offer| offer.sku_id.as_str()),
+        column(units.keys().map(|(_, epoch)| to_epoch(*epoch))),
+        column(units.values().map(|units| to_units(*units))),
+        to_count(rows.len()).into(),
+        to_count(units.len()).into(),
+        NOT_KEPT.into(),
+    ]);
+    Some(Statement::from_sql_and_values(DbBackend::Postgres, INSERT_GROUP.as_str(), values))
+}
+
 /// Inserts the rows into PostgreSQL; answers how many it had not. One that conflicts is left out.
 pub(super) async fn insert_columns(
     transaction: &Transaction,
@@ -51,30 +99,46 @@ pub(super) async fn insert_columns(
     let mut rows = rows;
     while !rows.is_empty() {
         let (some, rest) = rows.split_at(how_many_fit(rows));
-        let text = |of: fn(&NewRow) -> &str| column(some.iter().map(|row| of(row).to_owned()));
-        let time = |of: &dyn Fn(&NewRow) -> i64| column(some.iter().map(of));
-        let values = [
-            text(|row| row.reservation_id.as_str()),
-            text(|row| row.offer.activity_id.as_str()),
-            text(|row| row.offer.sku_id.as_str()),
-            text(|row| row.buyer.as_str()),
-            column(some.iter().map(|row| to_quantity(row.quantity))),
-            column(some.iter().map(|row| to_slot(row.slot))),
-            text(|row| row.order_no.as_str()),
-            // No request has an empty id, and no hold ends at 0.
-            text(|row| row.request_id.as_ref().map_or("", RequestId::as_str)),
-            time(&|row| to_epoch(row.epoch)),
-            time(&|row| row.hold.map_or(0, |hold| now.plus(hold).0)),
-            time(&|row| row.reserve_time.0),
-            batch.into(),
-            OutboxState::Pending.to_value().into(),
-            now.0.into(),
-        ];
+        let values = columns(batch, now, some);
         let statement = Statement::from_sql_and_values(DbBackend::Postgres, INSERT_COLUMNS, values);
         inserted += transaction.execute_raw(statement).await?.rows_affected();
         rows = rest;
     }
     Ok(inserted)
+}
+
+/// What [`INSERT_COLUMNS`] is given.
+fn columns(batch: &str, now: TimeMs, rows: &[NewRow]) -> Vec<Value> {
+    let text = |of: fn(&NewRow) -> &str| column(rows.iter().map(|row| of(row).to_owned()));
+    let time = |of: &dyn Fn(&NewRow) -> i64| column(rows.iter().map(of));
+    vec![
+        text(|row| row.reservation_id.as_str()),
+        text(|row| row.offer.activity_id.as_str()),
+        text(|row| row.offer.sku_id.as_str()),
+        text(|row| row.buyer.as_str()),
+        column(rows.iter().map(|row| to_quantity(row.quantity))),
+        column(rows.iter().map(|row| to_slot(row.slot))),
+        text(|row| row.order_no.as_str()),
+        // No request has an empty id, and no hold ends at 0.
+        text(|row| row.request_id.as_ref().map_or("", RequestId::as_str)),
+        time(&|row| to_epoch(row.epoch)),
+        time(&|row| row.hold.map_or(0, |hold| now.plus(hold).0)),
+        time(&|row| row.reserve_time.0),
+        batch.into(),
+        OutboxState::Pending.to_value().into(),
+        now.0.into(),
+    ]
+}
+
+/// The units that rows take, by offer and epoch.
+pub(super) fn units_of<'a>(
+    rows: impl Iterator<Item = &'a NewRow>,
+) -> BTreeMap<(&'a OfferKey, u64), u64> {
+    let mut units = BTreeMap::new();
+    for row in rows {
+        *units.entry((&row.offer, row.epoch)).or_default() += u64::from(row.quantity);
+    }
+    units
 }
 
 /// How many of the rows go into one statement: at least one.
@@ -125,6 +189,14 @@ fn to_slot(slot: u32) -> i32 {
     i32::try_from(slot).unwrap_or(i32::MAX)
 }
 
+fn to_count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn to_units(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
 fn to_epoch(epoch: u64) -> i64 {
     i64::try_from(epoch).unwrap_or(i64::MAX)
 }
@@ -163,7 +235,7 @@ pub(super) async fn raise_reserved(
     epoch: u64,
     units: u64,
 ) -> Result<bool, DbErr> {
-    let units = i64::try_from(units).unwrap_or(i64::MAX);
+    let units = to_units(units);
     let result = offers::Entity::update_many()
         .col_expr(offers::Column::Reserved, Expr::col(offers::Column::Reserved).add(units))
         .filter(offers::Column::ActivityId.eq(offer.activity_id.as_str()))
