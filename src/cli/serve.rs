@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{Context, Exit, failure::Failure};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     config::{self, Flag, Settings},
@@ -129,15 +129,16 @@ impl Serve {
 /// Runs the server until a signal stops it; `ready` hears of it once it serves.
 async fn serve(settings: Settings, ready: impl FnOnce(&Server)) -> Result<(), Failure> {
     let server = Server::start(&settings).await.map_err(start_failure)?;
+    let mut signals = StopSignals::listen();
     ready(&server);
     tokio::select! {
-        () = stop_signal() => tracing::info!("stopping: a second signal ends it at once"),
+        () = signals.next() => tracing::info!("stopping: a second signal ends it at once"),
         () = server.ended() => {}
     }
     let taken_over = server.parts.shutdown.is_cancelled();
     tokio::select! {
         () = server.stop() => {}
-        () = stop_signal() => {
+        () = signals.next() => {
             // Whoever asked twice knows; it is no fault of ours.
             return Err(Failure::Unavailable(
                 "ended by a second signal, before all was done".into(),
@@ -180,19 +181,62 @@ pub(super) fn start_failure(error: StartError) -> Failure {
 
 /// SIGTERM or SIGINT.
 pub(super) async fn stop_signal() {
-    let term = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut term) => {
-                term.recv().await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "SIGTERM is not heard");
-                std::future::pending::<()>().await;
-            }
+    StopSignals::listen().next().await;
+}
+
+/// SIGTERM and SIGINT, each of them once it is made: none is lost that comes between two questions.
+struct StopSignals([Option<Signal>; 2]);
+
+impl StopSignals {
+    fn listen() -> Self {
+        Self([SignalKind::terminate(), SignalKind::interrupt()].map(|kind| {
+            signal(kind)
+                .inspect_err(|error| tracing::warn!(%error, "a signal is not heard: {kind:?}"))
+                .ok()
+        }))
+    }
+
+    async fn next(&mut self) {
+        let [term, int] = &mut self.0;
+        tokio::select! {
+            () = heard(term) => {}
+            () = heard(int) => {}
         }
+    }
+}
+
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        process::{Command, id},
+        time::Duration,
     };
-    tokio::select! {
-        () = term => {}
-        _ = tokio::signal::ctrl_c() => {}
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Sends it to this process; returns when it was delivered.
+    fn send(signal: &str) {
+        assert!(Command::new("kill").arg(signal).arg(id().to_string()).status().unwrap().success());
+    }
+
+    #[tokio::test]
+    async fn a_signal_that_comes_while_nobody_waits_is_heard_later() {
+        let mut signals = StopSignals::listen();
+        for signal in ["-TERM", "-INT", "-TERM"] {
+            send(signal);
+            let heard = timeout(Duration::from_secs(10), signals.next()).await;
+            assert!(heard.is_ok(), "{signal} is lost");
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Thousands of streams that wake at once stand in front of every buyer's call on the threads that
 //! speak gRPC. So one group is told, and the next one when these threads have come through it and
-//! were free for others for `REST` times as long: all streams together take a quarter of the threads.
-//! Where buyers keep the threads busy, that takes longer, and streams hear less often.
+//! were free for others for `REST` times as long: the streams of an activity take a quarter of the
+//! threads. Where others keep the threads busy, that takes longer, and streams hear less often.
 
 use std::{
     sync::{Mutex, PoisonError},
